@@ -35,7 +35,7 @@ RULES = {
     **{
         name: module
         for name, module in module_names(flatout.rules).items()
-        if module.startswith(("flatout.rules.runtime.", "flatout.rules.device."))
+        if module.startswith(flatout.rules.FAMILIES)
     },
     **module_names(flatout.rules.source),
 }

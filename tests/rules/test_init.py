@@ -2,6 +2,7 @@ import importlib
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from flatout.records import catalogue
 from flatout.records.catalogue import module_names
 from flatout.records.memory import TensorAtPeak
 from flatout.records.profile import Regime
-from flatout.records.readings import GpuReadings, Limits
+from flatout.records.readings import CompileFacts, GpuReadings, Limits
 from flatout.records.units import GIB, MIB
 from flatout.rules.runtime import data_wait
 from tests.paths import ROOT
@@ -30,9 +31,21 @@ EVERYTHING = profile(
         max_clock_mhz=1000.0,
         throttle_shares={"power brake": 0.5},
     ),
-    loaders=(loader(pad_share=0.5),),
+    loaders=(
+        loader(
+            pad_share=0.5,
+            num_workers=2,
+            sampler="DistributedSampler",
+            epoch_samples=((9, 3, 8, 1),) * 2,
+        ),
+    ),
+    epoch_start_ms=900.0,
+    epoch_steps=10,
+    compiling=CompileFacts(seconds=60.0, recompiles=4, recompile_s=9.0, most=4, place="m.py:3"),
+    planned_steps=10.0,
     models=(
         model(attention_backend="math", widest_output=50_257),
+        model(name="DistributedDataParallel", finds_unused=True, unused_bytes=0),
         model(name="DataParallel", experts=8, expert_parameters=800, eval_graph_calls=4),
     ),
     optimizers=(optimizer(),),
@@ -53,8 +66,11 @@ EVERYTHING = profile(
     ),
     syncs=(sync(),),
     journey=journey(growth=10.0 * MIB),
-    pipeline=pipeline(),
-    ranks=(rank(0, exposed_ms=60.0), rank(1, exposed_ms=30.0, is_straggler=True)),
+    pipeline=replace(pipeline(), slow_samples=1, slow_share=0.5),
+    ranks=(
+        rank(0, exposed_ms=60.0, first_batch="a"),
+        rank(1, exposed_ms=30.0, is_straggler=True, first_batch="a"),
+    ),
 )
 ON_GPU = profile(
     kind="cuda",
@@ -62,18 +78,23 @@ ON_GPU = profile(
     loaders=(loader(),),
     models=(model(conv_weights=9, used_autocast=True),),
     regime=Regime(name="launch", shares={"launch": 0.5}),
+    ranks=(rank(0, device="GPU-1"), rank(1, device="GPU-1")),
 )
+IN_FP32 = profile(kind="cuda", models=(model(),), environment={"fp32_matmul": "highest"})
 FAST = machine(cpu_features=frozenset({"amx_bf16"}), devices=(gpu(), gpu()))
+AMPERE = machine(device=gpu((8, 0)))
 
 
-def codes_of(known, in_use=()):
-    return {finding.code for finding in rules.add_findings(known, FAST, in_use).findings}
+def codes_of(known, in_use=(), where=FAST):
+    return {finding.code for finding in rules.add_findings(known, where, in_use).findings}
 
 
 def test_every_rule_names_itself_and_the_largest_share_comes_first():
     found = rules.add_findings(EVERYTHING, FAST).findings
 
-    assert codes_of(EVERYTHING) | codes_of(ON_GPU) == set(rules.codes())
+    assert codes_of(EVERYTHING) | codes_of(ON_GPU) | codes_of(IN_FP32, where=AMPERE) == set(
+        rules.codes()
+    )
     shares = [finding.share for finding in found if not finding.is_bound]
     assert shares == sorted(shares, reverse=True)
     assert all(0 < finding.share <= 1 for finding in found)
@@ -88,6 +109,7 @@ def test_what_is_only_known_to_be_no_more_comes_after_all_others():
     assert {finding.code for finding in found if finding.is_bound} == {
         *("math_attention", "expert_loop", "unused_gpu", "padding_waste", "evaluation_graph"),
         *("shared_gpu", "lowered_clocks", "at_ceiling", "data_parallel"),
+        *("same_data", "same_order", "unused_search", "recompiles"),
     }
 
 

@@ -43,6 +43,7 @@ def describe(module: "torch.nn.Module") -> dict[str, Any]:
         "used_autocast": bool(torch.is_autocast_enabled(device)) or enters_autocast(module),
         "device": device,
         "softmax_modules": len(softmax_modules(module)),
+        "finds_unused": bool(getattr(module, "find_unused_parameters", False)),
         **_experts(module),
         "head_parameters": next(
             (m.weight.numel() for m in reversed(kinds) if isinstance(m, torch.nn.Linear)), 0

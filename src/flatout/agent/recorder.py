@@ -10,14 +10,17 @@ What a training process ran on, asked in the process itself when it ends.
 """
 
 import atexit
+import contextlib
 import functools
 import inspect
+import itertools
 import json
 import math
 import os
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +44,7 @@ from flatout.records.files import plain
 from flatout.records.json_records import to_plain
 from flatout.records.phase_clock import OTHER, Clock
 from flatout.records.profile import ModelFacts, OptimizerFacts, PeakBytes
+from flatout.records.readings import CompileFacts
 from flatout.records.trial_result import DeviceSeen, Segment, TrialResult
 
 Record = TypeVar("Record")
@@ -172,9 +176,54 @@ def environment_facts() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
+        "fp32_matmul": _fp32_matmul(),
     }
 
 
+def _unused(root: Any) -> dict[str, int]:
+    """Return the bytes of parameters that DDP found unused; nothing where it does not look."""
+    if not getattr(root, "find_unused_parameters", False):
+        return {}
+    with contextlib.suppress(Exception):  # what DDP logs is no public interface
+        return {"unused_bytes": int(root._get_ddp_logging_data()["unused_parameter_size"])}
+    return {}
+
+
+def _fp32_matmul() -> str:
+    """Return what fp32 matrix products may use: `highest` is fp32 itself; empty for unknown."""
+    import torch
+
+    with contextlib.suppress(RuntimeError):  # a script that mixes torch's two ways of asking
+        return str(torch.get_float32_matmul_precision())
+    return ""
+
+
+def compile_facts() -> CompileFacts | None:
+    """Return what torch's compiler did so far; None where it did nothing, or keeps no log."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    log = getattr(compiler, "get_compilation_metrics", None)
+    made = [each for each in log() if each.co_name] if log is not None else []
+    if not made:
+        return None
+    again = [each for each in made if each.cache_size]
+    by_place = Counter((each.co_filename, each.co_firstlineno) for each in again)
+    place, most = by_place.most_common(1)[0] if again else (("", 0), 0)
+    reasons = [
+        str(each.recompile_reason or "").partition("\n")[0].partition(": ")[2].partition("#")[0]
+        for each in again
+        if (each.co_filename, each.co_firstlineno) == place
+    ]
+    return CompileFacts(
+        seconds=sum(each.entire_frame_compile_time_s or 0.0 for each in made),
+        recompiles=len(again),
+        recompile_s=sum(each.entire_frame_compile_time_s or 0.0 for each in again),
+        most=most,
+        place=f"{Path(place[0]).name}:{place[1]}" if again else "",
+        reason=reasons[-1].strip()[:MAX_REASON] if reasons else "",
+    )
+
+
+MAX_REASON = 120
 LOAD_EVERY_S = 0.25
 """How often the machine's load is read at most."""
 LOAD_SHARE = 0.0005
@@ -521,7 +570,12 @@ class Recorder:
             crashed_at=self.crashed_at,
             segments=tuple(segments),
             period=self.period(),
-            models=tuple(_record(ModelFacts, facts) for facts in session.model_facts),
+            models=tuple(
+                _record(ModelFacts, facts | _unused(root))
+                for facts, root in itertools.zip_longest(
+                    session.model_facts, session.roots[: len(session.model_facts)]
+                )
+            ),
             optimizers=tuple(_record(OptimizerFacts, facts) for facts in session.optimizer_facts),
             loaders=tuple(session.loaders.values()),
             status=session.status,
@@ -534,6 +588,7 @@ class Recorder:
             marking_s=self.device.marking_s,
             device=replace(device_seen(session), **self.traced),
             environment=environment_facts(),
+            compiling=compile_facts(),
         )
 
 

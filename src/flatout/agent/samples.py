@@ -1,8 +1,10 @@
 """How many samples and bytes a batch holds, read from shapes and from what the sampler chose."""
 
+import contextlib
 import functools
+import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flatout.agent import patching
@@ -15,6 +17,10 @@ IMAGE_DIMS = 3
 """Channels, height, width."""
 CHANNELS = (1, 3, 4)
 """Grey, colour, colour with transparency."""
+FIRST = 8
+"""Numbers that are kept of an epoch's first batch."""
+DIGESTED = 256
+"""Numbers that are read of each tensor in the first batch."""
 MAX_DEPTH = 4
 """Levels of a batch that are looked into."""
 
@@ -22,10 +28,11 @@ MAX_DEPTH = 4
 class _Chosen:
     """The sizes of the latest batches that a sampler chose, and how many it chose in all."""
 
-    __slots__ = ("count", "sizes")
+    __slots__ = ("count", "first", "sizes")
 
     def __init__(self) -> None:
         self.count = 0
+        self.first: list[int] = []
         self.sizes: deque[int] = deque(maxlen=MOST_AHEAD)
 
 
@@ -40,6 +47,7 @@ def note_chosen(kind: Any) -> None:
             if chosen is None:
                 chosen = iterator.__dict__[CHOSEN] = _Chosen()
                 chosen.count = iterator._num_yielded  # more than none where an epoch goes on
+                chosen.first = _numbers(index)
             chosen.count += 1
             chosen.sizes.append(size_chosen(index))
             return index
@@ -68,6 +76,42 @@ def size_chosen(index: Any) -> int:
     0
     """
     return len(index) if type(index) is list and index and index[0] is not None else 0
+
+
+def _numbers(index: Any) -> list[int]:
+    """Return the first numbers that a sampler chose; none where it chose something else."""
+    few = index[:FIRST] if type(index) is list else []
+    return few if all(type(number) is int for number in few) else []
+
+
+def first_samples(iterator: Any) -> list[int]:
+    """Return the first samples of an iterator's epoch, as numbers in the data set."""
+    chosen = iterator.__dict__.get(CHOSEN)
+    return chosen.first if chosen is not None else []
+
+
+def batch_digest(iterator: Any, batch: Any) -> str:
+    """Return a digest of which samples a batch has and how their tensors begin, empty if unknown.
+
+    Numbers alone would not do: each rank may have a data set of its own.
+    """
+    numbers = first_samples(iterator)
+    tensors = [leaf for leaf in _tensors(batch) if leaf.device.type == "cpu" and leaf.numel()]
+    if not numbers or not tensors:
+        return ""
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8)
+    for tensor in tensors:
+        with contextlib.suppress(Exception):  # sparse and nested ones have no plain numbers
+            digest.update(repr(tensor.flatten()[:DIGESTED].tolist()).encode())
+    return digest.hexdigest()
+
+
+def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
+    if hasattr(batch, "element_size"):
+        yield batch
+        return
+    for part in _parts(batch, depth):
+        yield from _tensors(part, depth + 1)
 
 
 def samples_of(iterator: Any, batch: Any, expected: int | None = None) -> int:

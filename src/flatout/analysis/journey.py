@@ -21,6 +21,7 @@ from flatout.analysis.steps import Window, block_means
 from flatout.analysis.worker_log import named
 from flatout.records.catalogue import declared
 from flatout.records.journey import (
+    SLOW,
     STAGES,
     TRAINING,
     WORKERS,
@@ -407,7 +408,24 @@ def pipeline_of(
         usable_cores=machine.usable_cores / max(1, len(profile.ranks)),
         missing=seen["missing"],
         is_repeated=seen.get("is_repeated"),
+        **_slow_samples(seen.get("sample_s", ())),
     )
+
+
+def _slow_samples(taken: Sequence[tuple[int | None, float]]) -> dict[str, Any]:
+    """Return the fields about samples that take far longer than most."""
+    if not taken:
+        return {}
+    median_s = statistics.median(took_s for _number, took_s in taken)
+    slow = [took_s for _number, took_s in taken if took_s >= SLOW * median_s > 0]
+    number, slowest_s = max(taken, key=lambda pair: pair[1])
+    return {
+        "slow_samples": len(slow),
+        "slow_share": sum(slow) / sum(took_s for _number, took_s in taken) if slow else 0.0,
+        "slowest_sample": number,
+        "slowest_ms": 1e3 * slowest_s,
+        "median_ms": 1e3 * median_s,
+    }
 
 
 def techniques_of(

@@ -29,6 +29,7 @@ class RankView:
     profile: Profile
     communication_ms: Mapping[str, float] | None
     """Time in collectives by phase; None where the host cannot see it."""
+    device: str = ""
 
     @property
     def own_ms(self) -> dict[str, float]:
@@ -65,6 +66,7 @@ def add_ranks(profile: Profile, results: Sequence[TrialResult], machine: Machine
             rank=result.ranks.rank if result.ranks else 0,
             profile=summarise(result, machine),
             communication_ms=_communication_ms(result),
+            device=result.device.uuid,
         )
         for result in ranked
         if window_in(result).measured
@@ -105,6 +107,8 @@ def compare_ranks(views: Sequence[RankView]) -> tuple[RankFacts, ...]:
             because=_because(view, views, lags[view.rank])
             if view is last and _is_behind(view, lags[view.rank])
             else "",
+            first_batch=next((x.first_batch for x in view.profile.training_loaders), ""),
+            device=view.device,
         )
         for view in views
     )

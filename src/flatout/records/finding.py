@@ -46,8 +46,9 @@ class Finding:
     evidence: dict[str, float] = field(default_factory=dict)
     """The numbers behind `because`, keyed by metric name."""
     of: str = "step"
-    """What `share` is a fraction of: `step`; `run`: all that was seen of it; `memory`: what 1,000
-    steps add to it; `device`: the memory of the device."""
+    """What `share` is a fraction of: `step`; `run`: all that was seen of it; `training`: the whole
+    of it, compiling included; `memory`: what 1,000 steps add to it; `device`: the memory of the
+    device."""
     is_bound: bool = False
     """Whether `share` is only known not to be exceeded: the cause is some part of it."""
     lines: tuple[str, ...] = ()

@@ -87,6 +87,10 @@ class Stage:
     techniques: tuple[str, ...] = ()
 
 
+SLOW = 10.0
+"""Times the median from which a sample counts as slow: sizes of pictures differ by a few times."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """All legs of one sample, and what they mean for the cores."""
@@ -105,6 +109,15 @@ class Pipeline:
     missing: Mapping[str, str] = field(default_factory=dict)
     is_repeated: bool | None = None
     """Whether a sample is the same each time it is made; None where no one looked."""
+    slow_samples: int = 0
+    """Samples among those looked at that took `SLOW` times the median, each."""
+    slow_share: float = 0.0
+    """Their share of the time of all."""
+    slowest_sample: int | None = None
+    """Index of the slowest in the data set; None where samples have no number."""
+    slowest_ms: float = 0.0
+    median_ms: float = 0.0
+    """Of one sample, waiting included."""
 
     @property
     def is_fed(self) -> bool:

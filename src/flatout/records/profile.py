@@ -12,7 +12,14 @@ from flatout.records.finding import Finding
 from flatout.records.journey import Journey, Pipeline, WorkerScan
 from flatout.records.json_records import from_plain, to_plain
 from flatout.records.memory import MemoryStory
-from flatout.records.readings import GpuReadings, Limits, RankFacts, SyncPoint, TraceSummary
+from flatout.records.readings import (
+    CompileFacts,
+    GpuReadings,
+    Limits,
+    RankFacts,
+    SyncPoint,
+    TraceSummary,
+)
 
 CAUSES = ("input", "sync", "communication", "launch", "gemm", "bandwidth", "compute", "other")
 """What a step may wait for. `compute` is what could not be split into the three before it, `other`
@@ -141,6 +148,12 @@ class LoaderFacts:
     """Share of the tokens that the attention mask takes out, in the first batches."""
     line: str = ""
     """Where it was built, `train.py:12`; empty in results from before this was kept."""
+    sampler: str = ""
+    """Class of its sampler."""
+    first_batch: str = ""
+    """Digest of the first batch's samples and what they hold; empty where it is not known."""
+    epoch_samples: tuple[tuple[int, ...], ...] = ()
+    """Of each epoch that came to its end the first samples that were chosen, eight at most."""
 
     @property
     def workers(self) -> int:
@@ -194,6 +207,10 @@ class ModelFacts:
     """Weights of that layer."""
     odd_parameters: int = 0
     """Weights of the other linear layers whose inputs or outputs are no multiple of 8."""
+    finds_unused: bool = False
+    """Whether DDP looks for parameters without a gradient in each step."""
+    unused_bytes: int | None = None
+    """Of those it found in the latest step it noted; None where it did not look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +298,10 @@ class Profile:
     """Its pace with each number of loader workers; None where no one looked."""
     trace: TraceSummary | None = None
     """What a trace of a few steps showed; None where none was asked for."""
+    compiling: CompileFacts | None = None
+    """What torch.compile did; None where nothing was compiled."""
+    planned_steps: float | None = None
+    """Steps of the whole training, where the script says it plainly."""
     regime: Regime | None = None
     """What bounds the step, and what each phase could give at most."""
     invalid: tuple[str, ...] = ()

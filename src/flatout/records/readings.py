@@ -92,6 +92,26 @@ class RankFacts:
     is_straggler: bool = False
     because: str = ""
     """Why it is behind: the phase in which it spends more than the others."""
+    first_batch: str = ""
+    """Digest of the first batch's samples and what they hold; empty where it is not known."""
+    device: str = ""
+    """The GPU it trains on, by the driver's name for it; empty on a CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileFacts:
+    """What torch.compile did in one process, by torch's own log."""
+
+    seconds: float
+    recompiles: int = 0
+    """Compilations of functions that had been compiled before."""
+    recompile_s: float = 0.0
+    most: int = 0
+    """Recompilations of the function that had the most of them."""
+    place: str = ""
+    """`file.py:line` of that function."""
+    reason: str = ""
+    """What was different the last time, in torch's words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from flatout.records.json_records import from_plain, to_plain
 from flatout.records.profile import ModelFacts, OptimizerFacts, PeakBytes
-from flatout.records.readings import TraceSummary
+from flatout.records.readings import CompileFacts, TraceSummary
 
 
 @dataclass(slots=True)
@@ -57,6 +57,9 @@ class LoaderSeen:
     """Of each epoch: the time to make the iterator and to draw the first batch."""
     ends_s: list[float] = field(default_factory=list)
     """Of each epoch: the time to learn that no batch is left, in which workers are ended."""
+    first_batch: str = ""
+    epoch_samples: list[list[int]] = field(default_factory=list)
+    """Both as in `LoaderFacts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +109,7 @@ class TrialResult:
     trains_unseen: bool = False
     collection_s: float = 0.0
     """Seconds in Python's garbage collection."""
+    compiling: CompileFacts | None = None
     load: Mapping[str, float] = field(default_factory=dict)
     listening_s_per_step: float = 0.0
     marking_s: float = 0.0

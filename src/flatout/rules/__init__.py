@@ -1,6 +1,7 @@
 """The rules that read a profile: one bottleneck, one file, found by its name.
 
-Those on what the device does are under `device`, all others under `runtime`.
+Those on what the device does are under `device`, on several ranks under `ranks`, all others under
+`runtime`.
 
 A rule is a module with `check(profile, machine)`. It may name in `MENDED_BY` the techniques that
 fix its bottleneck: with one of them in use, what the script says of itself no longer holds. In
@@ -22,7 +23,7 @@ from flatout.records.machine import Machine
 from flatout.records.messages import words
 from flatout.records.profile import Profile
 
-FAMILIES = (f"{__name__}.runtime.", f"{__name__}.device.")
+FAMILIES = tuple(f"{__name__}.{family}." for family in ("runtime", "device", "ranks"))
 """Rules on a profile live in these folders; rules on source code have another `check`."""
 MOST_JOINED = 3
 """Findings that get a line of the source: a report grows by no more lines than that."""

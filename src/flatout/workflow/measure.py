@@ -17,6 +17,7 @@ from flatout.records.trial import Trial, Workload
 from flatout.tuning import passes, script_files
 from flatout.tuning.passes import PassRunner, Tell
 from flatout.tuning.passes.trace import check_target
+from flatout.tuning.staged import length_of
 from flatout.workflow.check import check
 
 MOST_CHECKED = 50
@@ -73,6 +74,8 @@ def measure(  # noqa: PLR0913  one keyword for each thing a caller may choose
         return trial
     names = closer if trace is None else (*closer, "trace")
     profile = with_regime(passes.add_all(trial.profile, runner, names))
+    length = length_of(workload, profile)
+    profile = replace(profile, planned_steps=length.steps if length else None)
     in_use = {item.technique for item in trial.applied if item.status == "applied"}
     profile = rules.add_findings(profile, machine, in_use)
     return replace(trial, profile=add_places(profile, workload) if profile.findings else profile)

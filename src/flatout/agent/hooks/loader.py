@@ -18,7 +18,13 @@ from typing import Any
 from flatout.agent import patching
 from flatout.agent.events import EMPTY, leave_note
 from flatout.agent.measuring.source_lines import SourceLines
-from flatout.agent.samples import note_chosen, samples_of, tensor_bytes
+from flatout.agent.samples import (
+    batch_digest,
+    first_samples,
+    note_chosen,
+    samples_of,
+    tensor_bytes,
+)
 from flatout.agent.session import Session
 from flatout.agent.worker_start import note_start
 from flatout.records import phase_clock as phases
@@ -158,6 +164,8 @@ STARTED = "_flatout_started"
 """On an iterator that has given no batch yet: how long it took to make."""
 _recipes: "weakref.WeakKeyDictionary[Any, Sequence[Technique]]" = weakref.WeakKeyDictionary()
 """Of each training loader the techniques of its recipe; not on the loader, which may be pickled."""
+MAX_EPOCHS = 8
+"""Ends of epochs whose samples are kept."""
 MAX_SIZES = 64
 """Batches whose bytes are added up; their median is known by then."""
 
@@ -299,6 +307,7 @@ def _facts(loader: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
         "drop_last": _drops_last(loader, asked),
         "steps_per_epoch": _steps(loader),
         "tokenizes": tokenizer_place(dataset, asked.get("collate_fn")),
+        "sampler": type(getattr(loader, "sampler", None)).__name__,
     }
 
 
@@ -400,6 +409,8 @@ class _Iteration:
         if seen is None:
             return
         seen.ends_s.append(took_s)
+        if len(seen.epoch_samples) < MAX_EPOCHS:
+            seen.epoch_samples.append(first_samples(iterator))
         if not seen.batches:
             leave_note(self.session.spec.folder, EMPTY, {"address": seen.address, **seen.asked})
 
@@ -450,6 +461,7 @@ class _Iteration:
             seen.batches += 1
             if started_s is not None:
                 seen.starts_s.append(started_s + waited_s)
+                seen.first_batch = seen.first_batch or batch_digest(iterator, batch)
             if len(seen.batch_bytes) < MAX_SIZES:
                 note_padding(seen.asked, batch, len(seen.batch_bytes))
                 seen.batch_bytes.append(tensor_bytes(batch))

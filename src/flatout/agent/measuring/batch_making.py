@@ -27,11 +27,29 @@ dataloader: Any = loading
 """Its fetchers are no one's public interface, and torch gives them no types."""
 
 
-def made_here(loader: Any) -> Iterator[Any]:
+class _TimedSet:
+    """A data set that notes what each of its samples takes."""
+
+    def __init__(self, dataset: Any, took: list[tuple[Any, float]]) -> None:
+        self.dataset, self.took = dataset, took
+
+    def __getitem__(self, number: Any) -> Any:
+        began = time.perf_counter()
+        sample = self.dataset[number]
+        self.took.append((number, time.perf_counter() - began))
+        return sample
+
+
+def made_here(loader: Any, took: list[tuple[Any, float]] | None = None) -> Iterator[Any]:
     """Yield the loader's batches, made in this process whatever workers it has; more than once.
 
     Each as the loop receives it, as a worker sends it, and how many samples were chosen for it.
+
+    Args:
+        loader: A DataLoader.
+        took: Is given number and seconds of each sample that is made alone.
     """
+    is_single = loader._auto_collation and not hasattr(loader.dataset, "__getitems__")
     while True:
         fetcher = dataloader._DatasetKind.create_fetcher(
             loader._dataset_kind,
@@ -40,6 +58,8 @@ def made_here(loader: Any) -> Iterator[Any]:
             loader.collate_fn,
             loader.drop_last,
         )
+        if took is not None and is_single and hasattr(fetcher.dataset, "__getitem__"):
+            fetcher.dataset = _TimedSet(fetcher.dataset, took)
         drawn = False
         for numbers in iter(loader._index_sampler):
             try:

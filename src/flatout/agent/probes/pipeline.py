@@ -35,6 +35,7 @@ MAX_S = 3.0
 """Time for batches as they are, and once more under the profiler."""
 MAX_BATCHES = 40
 MIN_BATCHES = 2
+MAX_SAMPLES = 10_000
 MAX_FUNCTIONS = 300
 """Functions that are told, the costliest first: the rest is below a percent together."""
 COMPARED = 8
@@ -101,8 +102,10 @@ class PipelineProbe:
 
     def look(self, loader: Any) -> Mapping[str, Any]:
         """Return seconds, bytes and functions of the batches that were made."""
-        batches = made_here(loader)
+        took: list[tuple[Any, float]] = []
+        batches = made_here(loader, took)
         next(batches, None)  # opens files, fills caches, imports
+        took.clear()
         sizes: list[int] = []
         bytes_made: list[int] = []
         last: list[Any] = [None]
@@ -119,6 +122,7 @@ class PipelineProbe:
         finally:
             self.company.end()
         read_after = read_io(SELF)[0]
+        sample_s = [(n if type(n) is int else None, each_s) for n, each_s in took[:MAX_SAMPLES]]
         profiler = cProfile.Profile()
         functions = self.profiled(batches, profiler)
         transport_s = self.sent(last[0])
@@ -133,6 +137,7 @@ class PipelineProbe:
             "transport_samples": sizes[-1] if transport_s is not None else 0,
             "missing": self.missing,
             "is_repeated": is_repeated(loader),
+            "sample_s": sample_s,
         }
 
     def draw(self, batches: Iterator[Any], count: Callable[[Any], None]) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 import pytest
 
-from flatout.rules.runtime.straggler import check
+from flatout.rules.ranks.straggler import check
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import machine, profile
 

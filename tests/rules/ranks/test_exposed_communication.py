@@ -1,7 +1,7 @@
 import pytest
 
 from flatout.records.readings import TraceSummary
-from flatout.rules.runtime.exposed_communication import check
+from flatout.rules.ranks.exposed_communication import check
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import machine, profile
 
