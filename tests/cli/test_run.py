@@ -36,6 +36,17 @@ def test_an_unknown_technique_in_a_recipe_names_the_nearest(folder, capfd):
 
 
 @pytest.mark.slow
+def test_a_training_says_in_korean_what_was_not_applied(folder, capfd):
+    write_recipe(Recipe(choices=(Choice(technique="tf32"),)), folder / "recipe.toml")
+
+    assert call(["run", "--lang", "ko", "--with", "recipe.toml", "train.py"]) == 0
+
+    said = capfd.readouterr().err
+    assert "flatout: tf32: 적용하지 않았습니다(" in said
+    assert "was not applied" not in said
+
+
+@pytest.mark.slow
 def test_a_recipe_for_a_script_that_never_trains_is_said(folder, capfd):
     write_recipe(Recipe(choices=(Choice(technique="tf32"),)), folder / "recipe.toml")
     (folder / "prepare.py").write_text("import torch\nprint(torch.ones(2).sum())\n")

@@ -115,6 +115,17 @@ def test_without_a_plan_the_command_that_makes_one_is_named(capsys):
     assert "'flatout plan hungry.py --steps 4' says it" in capsys.readouterr().err
 
 
+def test_korean_runs_say_it_in_korean(tmp_path, capsys):
+    plan = read_plan(write_plan(tmp_path, capacity=2**30))
+
+    for known in (plan, None):
+        tell_exhaustion("", known, "hungry.py", "ko")
+
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4
+    assert all(any("\uac00" <= letter <= "\ud7a3" for letter in line) for line in lines)
+
+
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_it_starts_again_in_a_fresh_process_where_the_script_resumes(tmp_path, capfd):

@@ -114,16 +114,15 @@ def _tell_not_applied(session: Session) -> None:
     with contextlib.suppress(OSError):
         Path(session.spec.status_folder, f"{TRAINED}-{os.getpid()}.json").touch()
     session.conclude()
+    says = session.spec.says
     if session.trains_unseen and session.techniques:
-        sys.stderr.write(
-            "flatout: the script trains several models one after the other; "
-            "techniques on models were applied to the first one only\n"
-        )
+        sys.stderr.write(f"flatout: {says['several_models']}\n")
     for technique in session.techniques:
         name = name_of(technique)
         status, why = session.status.get(name, ("unseen", "its hook point was never reached"))
         if status != "applied":
-            sys.stderr.write(f"flatout: {name} was not applied ({status}): {why}\n")
+            said = says["not_applied"].format(technique=name, status=status, why=why)
+            sys.stderr.write(f"flatout: {said}\n")
 
 
 def _seed(seed: int | None) -> None:

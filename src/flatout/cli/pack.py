@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from flatout.cli.options import json_option, show, terminal_width
+from flatout.cli.options import json_option, language_option, show, terminal_width
 from flatout.records.live import Progress, Tell
+from flatout.records.messages import ENGLISH, messages
 from flatout.records.units import format_duration
 from flatout.reporting.tables import ascii_only
 
@@ -79,6 +80,7 @@ DIFFERENT = 1
     help="With --formats: what the training takes; shows the cores that each format needs.",
 )
 @json_option
+@language_option
 def command(  # noqa: PLR0913, PLR0917  one parameter per option
     source: str | None,
     destination: Path | None,
@@ -95,6 +97,7 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
     formats: bool,
     images_per_s: float | None,
     json_path: Path | None,
+    language: str,
 ) -> int:
     """Put a data set into a fast, shuffled, resumable format.
 
@@ -111,11 +114,11 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
 
     if store:
         _check_alone(source)
-        return check(store, workers or usable_cores(), json_path)
+        return check(store, workers or usable_cores(), json_path, language)
     if formats:
         if not source or destination:
             raise click.UsageError("--formats takes SRC alone: the images to look at")
-        return compare_formats(source, images_per_s, json_path)
+        return compare_formats(source, images_per_s, json_path, language)
     if images_per_s:
         raise click.UsageError("--images-per-s goes with --formats")
     if not source or not destination:
@@ -135,9 +138,9 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
         with progress() as tell, heeding_ctrl_c(tell) as heeding:
             packed = pack(source, destination, options, heeding, verify=verify).to_json()
     except KeyboardInterrupt:
-        click.echo("flatout: stopped; the same command goes on where it was", err=True)
+        show(messages(language)("pack.stopped") + "\n", is_error=True)
         return INTERRUPTED
-    show(render_pack(packed, width=terminal_width()))
+    show(render_pack(packed, width=terminal_width(), language=language))
     if json_path:
         write_json(packed, json_path)
     is_different = packed["verification"] and packed["verification"]["num_problems"]
@@ -149,20 +152,22 @@ def _check_alone(source: str | None) -> None:
         raise click.UsageError(f"--check looks at a store and packs nothing; leave {source} away")
 
 
-def compare_formats(source: str, images_per_s: float | None, json_path: Path | None) -> int:
+def compare_formats(
+    source: str, images_per_s: float | None, json_path: Path | None, language: str = ENGLISH
+) -> int:
     """Show what the images of a source cost in each format."""
     from flatout.reporting.documents import write_json
     from flatout.reporting.pack import render_formats
     from flatout.workflow import image_formats
 
     found = image_formats.compare_formats(source, images_per_s).to_json()
-    show(render_formats(found, width=terminal_width()))
+    show(render_formats(found, width=terminal_width(), language=language))
     if json_path:
         write_json(found, json_path)
     return 0
 
 
-def check(store: Path, workers: int, json_path: Path | None) -> int:
+def check(store: Path, workers: int, json_path: Path | None, language: str = ENGLISH) -> int:
     """Look whether a store is what was written, and say so."""
     from flatout.reporting.documents import write_json
     from flatout.reporting.pack import render_check
@@ -172,9 +177,9 @@ def check(store: Path, workers: int, json_path: Path | None) -> int:
         with progress() as tell, heeding_ctrl_c(tell) as heeding:
             found = checked(store, workers=workers, tell=heeding).to_json()
     except KeyboardInterrupt:
-        click.echo("flatout: stopped; nothing was changed", err=True)
+        show(messages(language)("pack.check_stopped") + "\n", is_error=True)
         return INTERRUPTED
-    show(render_check(found, width=terminal_width()))
+    show(render_check(found, width=terminal_width(), language=language))
     if json_path:
         write_json(found, json_path)
     return 0 if found["is_sound"] else DIFFERENT

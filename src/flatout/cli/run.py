@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import ScriptCommand, script
+from flatout.cli.options import ScriptCommand, language_option, script, show
+from flatout.records.messages import messages
 
 
 @click.command("run", cls=ScriptCommand)
@@ -66,6 +67,7 @@ from flatout.cli.options import ScriptCommand, script
     type=click.Path(path_type=Path),
     help="Write the loss over time and the metrics that the script prints; see 'compare'.",
 )
+@language_option
 @script
 def command(  # noqa: PLR0913, PLR0917  one argument an option
     target: str,
@@ -81,6 +83,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     rendezvous: str,
     slurm_path: Path | None,
     record: Path | None,
+    language: str,
 ) -> int:
     """Train with a recipe: the real training, the unmodified script.
 
@@ -109,7 +112,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     if spread is None and (hosts > 1 or rendezvous or slurm_path):
         raise UserError("--hosts, --rendezvous and --slurm need --gpus or --ranks of each host")
     if slurm_path is not None:
-        return _write_slurm(slurm_path, target, hosts=hosts, gpus=gpus)
+        return _write_slurm(slurm_path, target, hosts=hosts, gpus=gpus, language=language)
     others = Hosts(count=hosts, rendezvous=rendezvous)
     workload = parse_workload(target, arguments)
     if record is not None:
@@ -118,6 +121,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         keep=(lambda found: write_json(found.to_json(), record)) if record else None,
         plan=read_plan(plan_path) if plan_path else None,
         adapts=on_oom == "adapt",
+        language=language,
         resume_arguments=tuple(shlex.split(resume_args)),
     )
     recipe = read_recipe(recipe_path, may_spread=True) if recipe_path else Recipe()
@@ -125,12 +129,18 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         spread = recipe.parallel.world_size
     if spread is not None:
         workload, recipe = spread_over(
-            workload, recipe, spread, zero=zero, needs_gpus=bool(gpus), hosts=others
+            workload,
+            recipe,
+            spread,
+            zero=zero,
+            needs_gpus=bool(gpus),
+            hosts=others,
+            language=language,
         )
     return run(workload, recipe, options)
 
 
-def _write_slurm(path: Path, target: str, *, hosts: int, gpus: int | None) -> int:
+def _write_slurm(path: Path, target: str, *, hosts: int, gpus: int | None, language: str) -> int:
     """Write the batch script of this very command, as it was typed."""
     import sys
 
@@ -140,7 +150,7 @@ def _write_slurm(path: Path, target: str, *, hosts: int, gpus: int | None) -> in
     ensure_file_writable(path)
     words = without_options(sys.argv[1:], ("--slurm", "--hosts", "--rendezvous"), target)
     write_text(slurm_script(target, hosts, gpus, ["flatout", *words]), path)
-    click.echo(f"written: {path}; start it with: sbatch {path}")
+    show(messages(language)("run.slurm", path=path) + "\n")
     return 0
 
 

@@ -40,6 +40,8 @@ class TrialSpec:
     """Of a run: the predicted memory that it is held against."""
     records_run: bool = False
     """Whether a run leaves its loss over time and the metrics that it prints."""
+    says: Mapping[str, str] = field(default_factory=dict)
+    """Of a run: what it says on stderr by name, in the reader's language, with fields."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What an entry of its own needs besides, by its own names."""
     entry: str = ""

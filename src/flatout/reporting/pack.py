@@ -4,150 +4,169 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flatout.records.messages import ENGLISH, Messages, Sentence, Text, messages, words
 from flatout.records.units import format_bytes, format_duration, format_rate
-from flatout.reporting.tables import Column, ascii_only, labelled, table, wrapped
+from flatout.reporting.blocks import safe
+from flatout.reporting.tables import Column, display_width, labelled, padded, table, wrapped
 
-WORDS = {
-    "original": "as it is",
-    "raw": "as uint8 pixels",
-    "jpeg": "as re-encoded JPEG",
-    "qoi": "as QOI",
-    "zstd": "as compressed uint8 pixels",
-    "tokens": "as tokens",
-}
+KINDS = ("original", "raw", "jpeg", "qoi", "zstd", "tokens")
+LABELS = ("stored", "order", "classes", "skipped", "ignored", "verified")
 
 
-def render_pack(packed: Mapping[str, Any], *, width: int = 80) -> str:
+def render_pack(packed: Mapping[str, Any], *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the report of a `flatout.pack/1` document."""
-    lines = [*wrapped(_headline(packed), width), ""]
-    lines += labelled("stored  ", _stored(packed), width)
-    lines += labelled("order   ", _order(packed), width)
+    say = messages(language)
+    facts: dict[str, Text] = {"stored": _stored(packed), "order": _order(packed)}
     if packed["classes"]:
-        lines += labelled("classes ", _classes(packed), width)
+        facts["classes"] = _classes(packed)
     if packed["skipped"]:
-        lines += labelled("skipped ", _skipped(packed), width)
-        for item in packed["skipped_first"]:
-            lines += wrapped(item, width, indent=" " * 10)
+        place = f"{packed['folder']}/skipped.jsonl"
+        facts["skipped"] = words("pack.skipped_in", n=_count(packed["skipped"]), place=place)
     if packed["ignored"]:
-        words = f"{_count(packed['ignored'], 'file')} of a kind that is not packed"
-        lines += labelled("ignored ", words, width)
+        facts["ignored"] = words("pack.other_kind", n=_count(packed["ignored"], "file"))
     if packed["verification"]:
-        lines += labelled("verified", _verified(packed), width)
-        for item in packed["verification"]["problems"]:
+        facts["verified"] = _verified(packed)
+    items = {
+        "skipped": packed["skipped_first"],
+        "verified": packed["verification"]["problems"] if packed["verification"] else (),
+    }
+    size = max(display_width(say(f"pack.{name}")) for name in LABELS)
+    lines = [*wrapped(say.text(_headline(packed)), width), ""]
+    for name, text in facts.items():
+        lines += labelled(padded(say(f"pack.{name}"), size), say.text(text), width)
+        for item in items.get(name, ()):
             lines += wrapped(item, width, indent=" " * 10)
-    lines += ["", *labelled("next", f'data = flatout.data.open("{packed["folder"]}")', width)]
-    return _lines(lines)
+    command = f'data = flatout.data.open("{packed["folder"]}")'
+    return _lines([*lines, "", *labelled(say("label.next"), command, width)], say)
 
 
-def render_check(checked: Mapping[str, Any], *, width: int = 80) -> str:
+def render_check(checked: Mapping[str, Any], *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the report of a `flatout.pack_check/1` document."""
-    samples = _count(checked["samples"], "sample")
-    where = f"{checked['folder']}: {samples}, {format_bytes(checked['bytes'])}"
+    say = messages(language)
+    where = words(
+        "pack.where",
+        folder=checked["folder"],
+        samples=_count(checked["samples"]),
+        size=format_bytes(checked["bytes"]),
+    )
     if checked["is_sound"]:
         took = format_duration(checked["seconds"])
-        return _lines(wrapped(f"{where}; all as they were written, read in {took}.", width))
-    lines = wrapped(f"{where}; {_count(checked['num_problems'], 'problem')} found.", width)
+        return _lines(wrapped(say.text(words("pack.sound", where=where, time=took)), width), say)
+    problems = _count(checked["num_problems"], "problem")
+    lines = wrapped(say.text(words("pack.unsound", where=where, problems=problems)), width)
     for item in checked["problems"]:
         lines += wrapped(item, width, indent=" " * 10)
-    return _lines([*lines, "", *labelled("next", "pack again into an empty folder", width)])
+    return _lines([*lines, "", *labelled(say("label.next"), say("pack.again"), width)], say)
 
 
-def render_formats(found: Mapping[str, Any], *, width: int = 80) -> str:
+def render_formats(found: Mapping[str, Any], *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the report of a `flatout.formats/1` document: a row a format, the fastest first."""
+    say = messages(language)
     own = found["costs"][0]
     costs = sorted(found["costs"], key=lambda cost: -cost["images_per_s"])
-    exact = [cost for cost in costs if not cost["difference"] and cost["name"] in WORDS]
+    exact = [cost for cost in costs if not cost["difference"] and cost["name"] in KINDS]
     best = exact[0] if exact and exact[0]["images_per_s"] > own["images_per_s"] else None
-    titles = ["bytes per\nimage", "decode\nper image", "images/s\nper core"]
-    titles.append(f"images/s\n{_count(found['usable_cores'], 'core')}")
+    names = ["bytes_per_image", "decode_per_image", "per_core"]
+    titles = [say(f"pack.{name}") for name in names]
+    titles.append(say("pack.all_cores", n=say.text(_count(found["usable_cores"], "core"))))
     if own["cores_needed"]:
-        titles.append("cores\nneeded")
-    columns = [Column("format"), *(Column(x, is_number=True) for x in titles), Column("pixels")]
-    lines = [*wrapped(_fastest(own, best, found["images"]), width), ""]
-    lines += [*table(columns, [_format_row(cost, found) for cost in costs]), ""]
+        titles.append(say("pack.cores_needed"))
+    columns = [
+        Column(say("pack.format")),
+        *(Column(x, is_number=True) for x in titles),
+        Column(say("pack.pixels")),
+    ]
+    lines = [*wrapped(say.text(_fastest(own, best, found["images"])), width), ""]
+    lines += [*table(columns, [_format_row(cost, found, say) for cost in costs]), ""]
+    facts: dict[str, Text] = {}
     if found["not_installed"]:
-        lines += labelled("missing", f"not installed: {', '.join(found['not_installed'])}", width)
-    lines += labelled("decode ", "CPU time to RGB pixels, median of five rounds", width)
-    lines += labelled("storage", _storage(found), width)
+        facts["missing"] = words("pack.not_installed", names=tuple(found["not_installed"]))
+    facts |= {"decode": words("pack.decode_is"), "storage": _storage(found)}
+    size = max(display_width(say(f"pack.{name}")) for name in ("missing", "decode", "storage"))
+    for name, text in facts.items():
+        lines += labelled(padded(say(f"pack.{name}"), size), say.text(text), width)
     if best:
         command = f"flatout pack {shlex.quote(found['source'])} DST --encode {best['name']}"
-        lines += ["", *labelled("next", command, width)]
-    return _lines(lines)
+        lines += ["", *labelled(say("label.next"), command, width)]
+    return _lines(lines, say)
 
 
-def _fastest(own: Mapping[str, Any], best: Mapping[str, Any] | None, images: int) -> str:
+def _fastest(own: Mapping[str, Any], best: Mapping[str, Any] | None, images: int) -> Sentence:
     if best is None:
-        return (
-            "No lossless format that is packed gives more images a second than the files as they "
-            f"are ({_count(images, 'image')})."
-        )
-    faster = best["images_per_s"] / own["images_per_s"]
-    larger = best["bytes_per_image"] / own["bytes_per_image"]
-    return (
-        f"As {best['name']} the images come {faster:.1f} times as fast, with the same pixels "
-        f"and {larger:.1f} times the bytes ({_count(images, 'image')})."
+        return words("pack.none_faster", n=_count(images, "image"))
+    return words(
+        "pack.faster",
+        name=best["name"],
+        faster=f"{best['images_per_s'] / own['images_per_s']:.1f}",
+        larger=f"{best['bytes_per_image'] / own['bytes_per_image']:.1f}",
+        n=_count(images, "image"),
     )
 
 
-def _format_row(cost: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    is_bound = _exceeds_memory(cost, found)
+def _format_row(cost: Mapping[str, Any], found: Mapping[str, Any], say: Messages) -> list[str]:
+    rate = format_rate(cost["images_per_s"])
+    if _exceeds_memory(cost, found):
+        rate = say("pack.bound_by_storage", rate=rate)
     row = [
         cost["name"],
         format_bytes(cost["bytes_per_image"]),
         f"{cost['decode_ms']:.2f} ms",
         format_rate(cost["images_per_s_per_core"]),
-        format_rate(cost["images_per_s"]) + (" (storage)" if is_bound else ""),
+        rate,
     ]
     if cost["cores_needed"]:
         row.append(f"{cost['cores_needed']:.2g}")
-    return [*row, "the same" if not cost["difference"] else f"off by {cost['difference']:.1f}"]
+    off = f"{cost['difference']:.1f}"
+    return [*row, say("pack.off_by", n=off) if cost["difference"] else say("pack.the_same")]
 
 
 def _exceeds_memory(cost: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
     return bool(found["read_bytes_per_s"]) and cost["total_bytes"] > found["free_memory_bytes"]
 
 
-def _storage(found: Mapping[str, Any]) -> str:
+def _storage(found: Mapping[str, Any]) -> Sentence:
     free = format_bytes(found["free_memory_bytes"])
     if not found["read_bytes_per_s"]:
-        return f"not looked at: only a folder of files shows it; {free} of memory are free"
-    rate = f"{format_bytes(found['read_bytes_per_s'])}/s, file after file"
-    return f"{rate}; what fits into {free} of free memory is read once"
+        return words("pack.storage_unknown", free=free)
+    return words("pack.storage_rate", rate=format_bytes(found["read_bytes_per_s"]), free=free)
 
 
-def _lines(lines: Sequence[str]) -> str:
-    return ascii_only("\n".join(lines)) + "\n"
+def _lines(lines: Sequence[str], say: Messages) -> str:
+    return safe("\n".join(lines), say) + "\n"
 
 
-def _headline(packed: Mapping[str, Any]) -> str:
-    where = f"{packed['folder']}: {_count(packed['samples'], 'sample')}"
-    where += f" in {_count(packed['file_shards'], 'file shard')}, {format_bytes(packed['bytes'])}"
+def _headline(packed: Mapping[str, Any]) -> Sentence:
+    where = words(
+        "pack.where_packed",
+        folder=packed["folder"],
+        samples=_count(packed["samples"]),
+        shards=_count(packed["file_shards"], "shard"),
+        size=format_bytes(packed["bytes"]),
+    )
     problems = packed["verification"] and packed["verification"]["num_problems"]
     if problems:
-        return f"{where}; {_count(problems, 'sample')} NOT as in the source."
+        return words("pack.differs", where=where, n=_count(problems))
     if packed["was_packed"]:
-        return f"{where}; it was packed before."
+        return words("pack.was_packed", where=where)
     rate = packed["samples"] / packed["seconds"] if packed["seconds"] else 0.0
     took = format_duration(packed["seconds"])
-    return f"{where}; packed in {took}, {format_rate(rate)} samples a second."
+    return words("pack.packed", where=where, time=took, rate=format_rate(rate))
 
 
-def _stored(packed: Mapping[str, Any]) -> str:
+def _stored(packed: Mapping[str, Any]) -> Sentence:
     encoding = packed["encoding"]
-    words = WORDS[encoding["kind"]]
+    kind = words(f"pack.as_{encoding['kind']}")
     if encoding["kind"] == "jpeg":
-        words += f" of quality {encoding['quality']}"
+        kind = words("pack.as_jpeg_of", quality=str(encoding["quality"]))
     if encoding["short_side"]:
-        words += f", images with a short side of at most {encoding['short_side']} pixels"
-    if packed["is_lossless"]:
-        return f"{words}: lossless"
-    return f"{words}: LOSSY, not the source's samples; train with it knowingly"
+        kind = words("pack.with_short_side", kind=kind, n=str(encoding["short_side"]))
+    return words("pack.lossless" if packed["is_lossless"] else "pack.lossy", kind=kind)
 
 
-def _order(packed: Mapping[str, Any]) -> str:
+def _order(packed: Mapping[str, Any]) -> Sentence:
     if packed["order"] == "shuffled":
-        return f"a permutation of all samples, seed {packed['seed']}"
-    return "as in the source; not shuffled, so it cannot be read block by block"
+        return words("pack.shuffled", seed=str(packed["seed"]))
+    return words("pack.unshuffled")
 
 
 def _classes(packed: Mapping[str, Any]) -> str:
@@ -156,19 +175,14 @@ def _classes(packed: Mapping[str, Any]) -> str:
     return f"{packed['classes']}: {', '.join(packed['classes_first'])}{more}"
 
 
-def _skipped(packed: Mapping[str, Any]) -> str:
-    return f"{_count(packed['skipped'], 'sample')}, listed in {packed['folder']}/skipped.jsonl"
-
-
-def _verified(packed: Mapping[str, Any]) -> str:
+def _verified(packed: Mapping[str, Any]) -> Sentence:
     found = packed["verification"]
     if found["num_problems"]:
-        return f"{_count(found['num_problems'], 'problem')}; the first:"
-    what = "is the source's, bit by bit"
-    if not packed["is_lossless"]:
-        what = "is exactly what this encoding makes of the source's"
-    return f"each of the {_count(found['samples'], 'sample')} {what}"
+        return words("pack.first_problems", n=_count(found["num_problems"], "problem"))
+    name = "pack.all_equal" if packed["is_lossless"] else "pack.all_as_encoded"
+    return words(name, n=_count(found["samples"]))
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+def _count(number: int, what: str = "sample") -> Sentence:
+    """Return a number of things; English says one and many, Korean the same of both."""
+    return words(f"pack.{what}{'' if number == 1 else 's'}", n=str(number))

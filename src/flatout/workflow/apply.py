@@ -13,6 +13,7 @@ from flatout.launch.trial_folders import announce
 from flatout.launch.trial_process import scratch_root
 from flatout.records import catalogue
 from flatout.records.errors import UserError
+from flatout.records.messages import ENGLISH, messages
 from flatout.records.recipe import Recipe
 from flatout.records.secrets import hide_in_words
 from flatout.records.trial_spec import TrialSpec
@@ -54,7 +55,13 @@ def apply(recipe: Recipe | str | Path | None = None) -> None:
     announce(folder, "run", shlex.join(hide_in_words(sys.argv)))
     # Before the agent's own exit handlers are registered, so it runs after them.
     atexit.register(_remove, folder, os.getpid())
-    spec = TrialSpec(mode="run", recipe=found, status_folder=str(folder), prefix=sys.prefix)
+    spec = TrialSpec(
+        mode="run",
+        recipe=found,
+        says=messages(ENGLISH).family("run.training"),
+        status_folder=str(folder),
+        prefix=sys.prefix,
+    )
     if "torch" in sys.modules:
         _install(spec)
     else:

@@ -8,6 +8,7 @@ from typing import Any
 from flatout.records import ablation, profile
 from flatout.records.ablation import Ablation, Comparison, Contrast, Quantity, ablation_from_json
 from flatout.records.errors import UserError
+from flatout.records.messages import Sentence, words
 from flatout.records.profile import Profile, profile_from_json
 from flatout.records.statistics import compare_apart, student_quantile
 from flatout.records.trial_result import (
@@ -26,10 +27,6 @@ CUT_SHORT = ("interrupted", "machine busy")
 FEWEST_PROCESSES = 2
 """One process shows nothing about the noise between processes."""
 CONFIDENCE = 0.95
-APART = (
-    "the two were measured one after the other: what changed on the machine in between is in the "
-    "ratio and not in the interval; 'flatout tune' measures in interleaved pairs"
-)
 
 
 def compare(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Contrast:
@@ -67,16 +64,20 @@ def _of_profiles(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Cont
     a, b = profile_from_json(plain_a), profile_from_json(plain_b)
     n = (max(1, len(a.process_steps_ms)), max(1, len(b.process_steps_ms)))
     has_noise = min(n) >= FEWEST_PROCESSES
-    notes = [*_distrust(a, b), APART if has_noise else _no_interval(n), *_differences(a, b)]
+    notes = [
+        *_distrust(a, b),
+        words("compare.apart") if has_noise else _no_interval(n),
+        *_differences(a, b),
+    ]
     pair = compare_apart(a.process_steps_ms, b.process_steps_ms) if has_noise else None
     ratio = pair.ratio if pair else a.whole_step_ms / b.whole_step_ms
-    meaning, scale = "the baseline's speed, by step time", 1.0
+    meaning, scale = words("compare.by_step"), 1.0
     if a.samples_per_step != b.samples_per_step and a.samples_per_s and b.samples_per_s:
         by_samples = b.samples_per_s / a.samples_per_s
         if pair is not None:
             by_samples = ratio * b.samples_per_step / a.samples_per_step
         scale, ratio = by_samples / ratio, by_samples
-        meaning = "the baseline's speed, by samples/s"
+        meaning = words("compare.by_samples")
     return Contrast(
         of="profile",
         ratio=ratio,
@@ -91,37 +92,33 @@ def _of_profiles(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Cont
 def _distrust(a: Profile, b: Profile) -> list[str]:
     """Return why one of the two must not be trusted, as its own report said."""
     return [
-        f"do not trust the {side}: {why}"
+        words("compare.distrust", side=words(f"compare.{side}"), why=why)
         for side, found in (("baseline", a), ("candidate", b))
         for why in found.invalid
     ]
 
 
 def _no_interval(n: tuple[int, int]) -> str:
-    return (
-        f"no interval: that needs {FEWEST_PROCESSES} fresh processes of each, and these results "
-        f"hold {n[0]} and {n[1]}; equal runs of one script differ by 2 to 7 % by themselves; "
-        "measure with --runs 3, or let 'flatout tune' measure in interleaved pairs"
-    )
+    fewest, one, other = map(str, (FEWEST_PROCESSES, *n))
+    return words("compare.no_interval", fewest=fewest, one=one, other=other)
 
 
 def _of_ablations(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Contrast:
     a, b = ablation_from_json(plain_a), ablation_from_json(plain_b)
     gain_a, gain_b = _gain(a), _gain(b)
     first = Quantity(
-        name="gain of the recipe", baseline=gain_a.ratio, candidate=gain_b.ratio, unit="ratio"
+        name=words("compare.gain"), baseline=gain_a.ratio, candidate=gain_b.ratio, unit="ratio"
     )
     notes = [
-        "the gains were each measured against their own baseline in interleaved pairs; the other "
-        "numbers come from different times, or machines, and have no interval",
+        words("compare.gains_apart"),
         *_differences(a.baseline, b.baseline),
     ]
     if a.recipe.names != b.recipe.names:
-        notes.append(f"recipes: {a.recipe.label} against {b.recipe.label}")
+        notes.append(words("compare.recipes", one=a.recipe.label, other=b.recipe.label))
     return Contrast(
         of="ablation",
         ratio=gain_b.ratio / gain_a.ratio,
-        meaning="the baseline's gain",
+        meaning=words("compare.by_gain"),
         interval=_interval(gain_a, gain_b),
         n=(gain_a.n, gain_b.n),
         quantities=(first, *_quantities(a.final or a.baseline, b.final or b.baseline)),
@@ -148,11 +145,13 @@ def _of_runs(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Contrast
     if step_a is None or step_b is None:
         raise UserError("a run made too few steps to be compared: it has to train for seconds")
     quantities = [
-        Quantity(name="time per step", unit="ms", baseline=step_a, candidate=step_b),
-        Quantity(name="whole run", unit="s", baseline=a.seconds, candidate=b.seconds),
+        Quantity(name=words("compare.time_per_step"), unit="ms", baseline=step_a, candidate=step_b),
+        Quantity(
+            name=words("compare.whole_run"), unit="s", baseline=a.seconds, candidate=b.seconds
+        ),
     ]
     notes = [
-        f"the {x} ended with exit code {r.exit_code}"
+        words("compare.ended", side=words(f"compare.{x}"), code=str(r.exit_code))
         for x, r in (("baseline", a), ("candidate", b))
         if r.exit_code
     ]
@@ -160,7 +159,12 @@ def _of_runs(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Contrast
     if all(ends):
         means = [statistics.fmean(end) for end in ends]
         quantities.append(
-            Quantity(name="loss, last tenth", unit="number", baseline=means[0], candidate=means[1])
+            Quantity(
+                name=words("compare.loss_last"),
+                unit="number",
+                baseline=means[0],
+                candidate=means[1],
+            )
         )
         notes.append(_loss_note(*ends))
     for name, values in a.printed.items():
@@ -168,15 +172,12 @@ def _of_runs(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Contrast
             quantities += _metric(name, values, b.printed[name])
     steps = a.points[-1].step, b.points[-1].step
     if steps[0] != steps[1]:
-        notes.append(f"they differ in steps: {steps[0]} against {steps[1]}")
-    notes.append(
-        "one run each: other seeds give other losses and metrics; repeat both with several seeds "
-        "before you call a small difference one"
-    )
+        notes.append(_differ("steps", *steps))
+    notes.append(words("compare.one_run"))
     return Contrast(
         of="run",
         ratio=step_a / step_b,
-        meaning="the baseline's speed, by time per step",
+        meaning=words("compare.by_time"),
         quantities=tuple(quantities),
         notes=tuple(notes),
     )
@@ -187,12 +188,17 @@ def _metric(
 ) -> Iterator[Quantity]:
     """Yield what the script printed last, and when each run first had the baseline's last value."""
     target = ours[-1].value
-    yield Quantity(name=f"{name}, last", unit="number", baseline=target, candidate=theirs[-1].value)
+    yield Quantity(
+        name=words("compare.last", name=name),
+        unit="number",
+        baseline=target,
+        candidate=theirs[-1].value,
+    )
     lower = is_lower_better(name)
     reached = [seconds_until(values, target, lower=lower) for values in (ours, theirs)]
     if reached[0] and reached[1]:
         yield Quantity(
-            name=f"time to {name} {target:.4g}",
+            name=words("compare.time_to", name=name, value=f"{target:.4g}"),
             unit="s",
             baseline=reached[0],
             candidate=reached[1],
@@ -207,15 +213,16 @@ def _last_tenth(points: Sequence[CurvePoint]) -> list[float]:
     return found if len(found) >= 2 else []
 
 
-def _loss_note(a: Sequence[float], b: Sequence[float]) -> str:
+def _loss_note(a: Sequence[float], b: Sequence[float]) -> Sentence:
     """Say whether the two ends differ by more than their own points scatter."""
     difference = statistics.fmean(b) - statistics.fmean(a)
     error = math.hypot(*(statistics.stdev(end) / math.sqrt(len(end)) for end in (a, b)))
     limit = student_quantile((1 + CONFIDENCE) / 2, len(a) + len(b) - 2) * error
-    words = "is within" if abs(difference) <= limit else "is more than"
-    return (
-        f"the loss at the end differs by {difference:+.4g}, which {words} what its points scatter "
-        f"(+-{limit:.2g}, n={len(a)}+{len(b)})"
+    return words(
+        "compare.loss_within" if abs(difference) <= limit else "compare.loss_apart",
+        difference=f"{difference:+.4g}",
+        limit=f"{limit:.2g}",
+        n=f"{len(a)}+{len(b)}",
     )
 
 
@@ -238,31 +245,36 @@ def _differences(a: Profile, b: Profile) -> list[str]:
     notes = []
     for what, one, other in (
         ("device", a.device_name, b.device_name),
-        ("samples a step", f"{a.samples_per_step:.6g}", f"{b.samples_per_step:.6g}"),
+        ("samples", f"{a.samples_per_step:.6g}", f"{b.samples_per_step:.6g}"),
         ("torch", a.environment.get("torch"), b.environment.get("torch")),
         ("threads", a.cpu_threads, b.cpu_threads),
     ):
         if one != other:
-            notes.append(f"they differ in {what}: {one} against {other}")
+            notes.append(_differ(what, one, other))
     return notes
+
+
+def _differ(what: str, one: object, other: object) -> Sentence:
+    name = words(f"compare.what_{what}")
+    return words("compare.differ", what=name, one=str(one), other=str(other))
 
 
 def _quantities(a: Profile, b: Profile) -> tuple[Quantity, ...]:
     """Return the numbers that both profiles have."""
     readings = (
-        ("step time", "ms", a.whole_step_ms, b.whole_step_ms),
-        ("data wait", "ms", a.phases_ms["data_wait"], b.phases_ms["data_wait"]),
-        ("samples/s", "per_s", a.samples_per_s, b.samples_per_s),
-        ("device busy", "share", a.device_busy_share, b.device_busy_share),
+        ("label.step_time", "ms", a.whole_step_ms, b.whole_step_ms),
+        ("phase.data_wait", "ms", a.phases_ms["data_wait"], b.phases_ms["data_wait"]),
+        ("compare.samples_per_s", "per_s", a.samples_per_s, b.samples_per_s),
+        ("label.device_busy", "share", a.device_busy_share, b.device_busy_share),
         (
-            "peak memory",
+            "label.peak_memory",
             "bytes",
             float(a.peak_bytes.allocated or a.peak_bytes.device),
             float(b.peak_bytes.allocated or b.peak_bytes.device),
         ),
     )
     return tuple(
-        Quantity(name=name, unit=unit, baseline=one, candidate=other)
+        Quantity(name=words(name), unit=unit, baseline=one, candidate=other)
         for name, unit, one, other in readings
         if one or other
     )

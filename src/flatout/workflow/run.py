@@ -32,6 +32,7 @@ from flatout.records import catalogue
 from flatout.records.errors import UserError, describe_exhaustion
 from flatout.records.input_files import parse_json, read_json
 from flatout.records.json_records import from_plain, to_plain
+from flatout.records.messages import ENGLISH, messages, words
 from flatout.records.parallel import check_world, refit, script_settings, spec_for
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics, hook_points_of, name_of
@@ -149,26 +150,24 @@ def next_recipes(recipe: Recipe, plan: RunPlan | None) -> Iterator[Recipe]:
             yield recipe
 
 
-def tell(text: str) -> None:
+def tell(text: str, language: str = ENGLISH) -> None:
     """Say something alongside the script's own output."""
-    sys.stderr.write(f"flatout: {text}\n")
+    sys.stderr.write(f"flatout: {messages(language).text(text)}\n")
     sys.stderr.flush()
 
 
-def tell_exhaustion(where: str, plan: RunPlan | None, target: str) -> None:
+def tell_exhaustion(where: str, plan: RunPlan | None, target: str, language: str = ENGLISH) -> None:
     """Say where memory ran out, and what would have fit."""
-    tell(f"out of memory {where}")
+    tell(words("run.out_of_memory", where=where), language)
+    said = words("run.no_way")
     if plan is None:
-        tell(f"what would fit is not known: 'flatout plan {target}' says it")
+        said = words("run.no_plan", target=target)
     elif plan.fits:
-        tell(
-            f"by the plan it fits: {format_bytes(plan.bytes['reserved'])} reserved on "
-            f"{plan.device}; is that a plan of this command, this batch and this device?"
-        )
-    elif not plan.ways:
-        tell("the plan knows no technique with which it fits: take a smaller batch")
-    else:
-        tell("by the plan these would have fit: " + "; ".join(way.label for way in plan.ways[:3]))
+        size = format_bytes(plan.bytes["reserved"])
+        said = words("run.should_fit", size=size, device=plan.device)
+    elif plan.ways:
+        said = words("run.ways", ways="; ".join(way.label for way in plan.ways[:3]))
+    tell(said, language)
 
 
 REPLACED_HOOK_POINTS = frozenset({"epoch", "batches", "model", "forward", "backward", "optimizer"})
@@ -190,6 +189,8 @@ class RunOptions:
     """Whether it starts again, with techniques that save memory, when that ran out."""
     resume_arguments: tuple[str, ...] = ()
     """What the script is given alongside its own arguments when it starts again."""
+    language: str = ENGLISH
+    """Of what is said on stderr."""
     keep: "Callable[[RunRecord], None] | None" = None
     """Given the loss over time and the printed metrics, after each time the script ran."""
 
@@ -204,9 +205,11 @@ def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) 
     code, noted = _train(workload, recipe, options)
     if noted is None:
         return code
-    tell_exhaustion(describe_exhaustion(noted), options.plan, workload.command_line)
+    language = options.language
+    where = describe_exhaustion(noted)
+    tell_exhaustion(where, options.plan, workload.command_line, language)
     if not options.adapts:
-        tell("with --on-oom adapt it starts again by itself, in a fresh process")
+        tell(words("run.can_adapt"), language)
         return code
     again = replace(workload, arguments=(*workload.arguments, *options.resume_arguments))
     for adapted in next_recipes(recipe, options.plan):
@@ -214,12 +217,12 @@ def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) 
         code, noted = _train(again, adapted, options)
         if noted is None:
             return code
-        tell(f"out of memory {describe_exhaustion(noted)}")
-    tell("nothing is left to try: take a smaller batch")
+        tell(words("run.out_of_memory", where=describe_exhaustion(noted)), language)
+    tell(words("run.nothing_left"), language)
     return code
 
 
-def spread_over(
+def spread_over(  # noqa: PLR0913  one argument an option
     workload: Workload,
     recipe: Recipe,
     ranks: int,
@@ -227,6 +230,7 @@ def spread_over(
     zero: int,
     needs_gpus: bool,
     hosts: Hosts = ONE_HOST,
+    language: str = ENGLISH,
 ) -> tuple[Workload, Recipe]:
     """Return what trains a script for one device, or a Task, in ranks: so many on each host.
 
@@ -243,7 +247,7 @@ def spread_over(
     if recipe.parallel is not None and zero:
         raise UserError(f"--zero {zero}: the recipe's table [parallel] has a zero of its own")
     if workload.is_task:
-        return _spread_task(workload, recipe, ranks, zero)
+        return _spread_task(workload, recipe, ranks, zero, language)
     settings = {"ranks": ranks, "zero": zero}
     if recipe.parallel is not None:
         check_world(recipe.parallel, ranks)
@@ -255,7 +259,7 @@ def spread_over(
 
 
 def _spread_task(
-    workload: Workload, recipe: Recipe, ranks: int, zero: int
+    workload: Workload, recipe: Recipe, ranks: int, zero: int, language: str
 ) -> tuple[Workload, Recipe]:
     """Return what trains a Task: the table as it is, or for the ranks there are now."""
     spec = recipe.parallel or spec_for(ranks, zero)
@@ -271,20 +275,17 @@ def _spread_task(
         if not (spec.checkpoint and any(folder.glob("step-*"))):
             check_world(spec, ranks)
         spec = refit(spec, ranks)
-        tell(f"going on with {ranks} ranks: {spec.label}; the batch of a step stays what it was")
+        tell(words("run.other_ranks", n=str(ranks), spec=spec.label), language)
     spread = replace(workload, ranks=ranks, is_spread=True, restarts=spec.restarts)
     return spread, replace(recipe, parallel=spec)
 
 
 def _tell_restart(workload: Workload, recipe: Recipe, options: RunOptions) -> None:
-    tell(f"starting again in a fresh process with {recipe.label}")
+    tell(words("run.starting_again", recipe=recipe.label), options.language)
     if options.resume_arguments:
-        tell(f"as: python {workload.command_line}")
+        tell(words("run.resumes_as", command=workload.command_line), options.language)
     else:
-        tell(
-            "from the beginning, unless the script finds its last checkpoint by itself; "
-            "--resume-args says how it resumes"
-        )
+        tell(words("run.from_the_beginning"), options.language)
 
 
 def _train(
@@ -317,17 +318,14 @@ def _train(
             )
             options.keep(record)
         if code == KILLED:
-            tell("the script was killed: where nobody did that, the machine ran out of memory")
+            tell(words("run.killed"), options.language)
         # A process that left without its exit handlers still has its status there.
         if (
             code == 0
             and recipe.choices
             and not [*folder.glob(f"{TRAINED}-*"), *folder.glob("status-*")]
         ):
-            tell(
-                f"no training step was seen in {workload.target}: the recipe changed nothing; "
-                "give it to the script that trains"
-            )
+            tell(words("run.no_step", target=workload.target), options.language)
         return code, find_noted(folder, "oom") if code else None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -370,6 +368,7 @@ def _spec(recipe: Recipe, folder: Path, options: RunOptions) -> TrialSpec:
         status_folder=str(folder),
         plan=options.plan.for_child() if options.plan else None,
         records_run=options.keep is not None,
+        says=messages(options.language).family("run.training"),
         prefix=sys.prefix,
     )
 

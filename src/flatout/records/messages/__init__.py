@@ -76,6 +76,11 @@ class Messages:
         """
         return self.texts[name].format(**fields)
 
+    def family(self, name: str) -> dict[str, str]:
+        """Return a table's messages, for a process whose Python may lack what reads the file."""
+        start = f"{name}."
+        return {key[len(start) :]: x for key, x in self.texts.items() if key.startswith(start)}
+
     def text(self, text: Text) -> str:
         """Return what a report says, in this language.
 

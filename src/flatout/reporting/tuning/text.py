@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from flatout.records.ablation import Ablation, Contrast, Quantity
-from flatout.records.messages import ENGLISH, Messages, Text, messages, words
+from flatout.records.messages import ENGLISH, Messages, Sentence, Text, messages, words
 from flatout.records.units import (
     format_bytes,
     format_duration,
@@ -14,7 +14,16 @@ from flatout.records.units import (
     format_share,
 )
 from flatout.reporting.blocks import Facts, Table, columns_of, safe, terminal_lines
-from flatout.reporting.tables import NOTHING, Column, ascii_only, labelled, sentence, table, wrapped
+from flatout.reporting.tables import (
+    NOTHING,
+    Column,
+    display_width,
+    labelled,
+    padded,
+    sentence,
+    table,
+    wrapped,
+)
 from flatout.reporting.tuning.speedup_chart import LadderRow, ladder_rows
 from flatout.reporting.tuning.staged import Article, staged_lines, staged_section
 from flatout.reporting.tuning.verdict import (
@@ -190,7 +199,12 @@ FORMATS = {
 
 
 def render_contrast(
-    contrast: Contrast, *, baseline: str = "a.json", candidate: str = "b.json", width: int = 80
+    contrast: Contrast,
+    *,
+    baseline: str = "a.json",
+    candidate: str = "b.json",
+    width: int = 80,
+    language: str = ENGLISH,
 ) -> str:
     """Return the report: the answer, the numbers of both results, how far to trust them.
 
@@ -199,43 +213,41 @@ def render_contrast(
         baseline: What the user calls the first one.
         candidate: What the user calls the second one.
         width: Columns of the terminal.
+        language: One of `flatout.records.messages.LANGUAGES`.
     """
-    columns = [Column("")] + [
-        Column(title, is_number=True) for title in ("baseline", "candidate", "change")
-    ]
+    say = messages(language)
+    one, other, change = (say(f"compare.{name}") for name in ("baseline", "candidate", "change"))
+    columns = [Column(""), *(Column(title, is_number=True) for title in (one, other, change))]
+    size = max(map(display_width, (one, other)))
     lines = [
-        *wrapped(_headline(contrast), width),
+        *wrapped(say.text(_headline(contrast)), width),
         "",
-        *labelled("baseline ", baseline, width),
-        *labelled("candidate", candidate, width),
+        *labelled(padded(one, size), baseline, width),
+        *labelled(padded(other, size), candidate, width),
         "",
-        *table(columns, [_row(quantity) for quantity in contrast.quantities]),
+        *table(columns, [_row(quantity, say) for quantity in contrast.quantities]),
         "",
     ]
     for note in contrast.notes:
-        lines += wrapped(sentence(note), width, indent="- ", hanging="  ")
-    return ascii_only("\n".join(lines).rstrip("\n")) + "\n"
+        lines += wrapped(sentence(say.text(note)), width, indent="- ", hanging="  ")
+    return safe("\n".join(lines).rstrip("\n"), say) + "\n"
 
 
-def _headline(contrast: Contrast) -> str:
-    ratio, proof = format_ratio(contrast.ratio), _proof(contrast)
-    if contrast.covers_one:
-        return f"No difference that could be shown: {ratio} {contrast.meaning} {proof}."
-    return f"{ratio} {contrast.meaning} {proof}."
-
-
-def _proof(contrast: Contrast) -> str:
+def _headline(contrast: Contrast) -> Sentence:
     n = "+".join(map(str, contrast.n))
-    if contrast.interval is None:
-        return f"(no interval, n={n})"
-    return f"(95% interval {format_interval(*contrast.interval)}, n={n})"
+    proof = words("compare.proof_none", n=n)
+    if contrast.interval is not None:
+        proof = words("compare.proof", interval=format_interval(*contrast.interval), n=n)
+    name = "no_difference" if contrast.covers_one else "difference"
+    ratio = format_ratio(contrast.ratio)
+    return words(f"compare.{name}", ratio=ratio, meaning=contrast.meaning, proof=proof)
 
 
-def _row(quantity: Quantity) -> list[str]:
+def _row(quantity: Quantity, say: Messages) -> list[str]:
     write = FORMATS[quantity.unit]
     change = quantity.candidate / quantity.baseline - 1 if quantity.baseline else None
     return [
-        quantity.name,
+        say.text(quantity.name),
         write(quantity.baseline),
         write(quantity.candidate),
         NOTHING if change is None else f"{100 * change:+.1f} %",
