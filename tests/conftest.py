@@ -37,6 +37,7 @@ MEASURES = (
     "workflow/test_ranks.py",
     "workflow/test_tuned_patch.py",
     "tuning/test_rescue.py",
+    "workflow/test_more_ordinary_scripts.py",
 )
 """Modules whose tests look at what was measured, or at all processes of the machine: no other test
 may run beside them."""
