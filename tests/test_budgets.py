@@ -21,7 +21,7 @@ LINES = {
     "": 490,
     "agent": 13_440,
     "analysis": 6_230,
-    "cli": 2_100,
+    "cli": 2_130,
     "data": 11_370,
     "guard": 1_250,
     "hardware": 2_400,
@@ -29,12 +29,12 @@ LINES = {
     "launch": 2_060,
     "parallel": 4_740,
     "planner": 6_410,
-    "records": 5_315,
-    "reporting": 5_075,
+    "records": 5_320,
+    "reporting": 5_110,
     "rules": 4_370,
     "techniques": 10_760,
     "tuning": 5_515,
-    "workflow": 4_645,
+    "workflow": 4_670,
 }
 FLAT_FILES = 26
 SINGLE_IMPORTER = 90

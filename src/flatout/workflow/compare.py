@@ -242,7 +242,7 @@ def _half_width(pair: Comparison) -> float:
 
 def _differences(a: Profile, b: Profile) -> list[str]:
     """Return what makes the two hard to compare."""
-    notes = []
+    notes: list[str] = []
     for what, one, other in (
         ("device", a.device_name, b.device_name),
         ("samples", f"{a.samples_per_step:.6g}", f"{b.samples_per_step:.6g}"),
