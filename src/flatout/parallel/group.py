@@ -9,6 +9,7 @@ import datetime
 import os
 import random
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -34,6 +35,8 @@ LAUNCH_VARIABLES = (
 """What torchrun sets; variables that begin with TORCHELASTIC_ are taken away too."""
 WAIT = datetime.timedelta(minutes=10)
 """How long a rank waits for the others in one exchange: evaluation and saving take a while."""
+LET_GO_S = 0.2
+"""What gloo's threads get to let go of the last exchange's tensors, which takes microseconds."""
 FAILED = 2
 """Exit code of a rank that cannot go on without training something wrong."""
 MAX_SEED = 2**32
@@ -105,8 +108,16 @@ def seed_all(seed: int) -> None:
 
 
 def _leave() -> None:
+    """Leave the group at the end of the process, once gloo's threads have let go of the tensors.
+
+    One of them may still hold the tensors of the last exchange, which a wrapped model keeps alive
+    past `destroy_process_group`. Dropping a tensor takes the interpreter's lock: while Python
+    finalizes, asking for it ends the thread, and inside a destructor the whole process
+    ("terminate called without an active exception").
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+        time.sleep(LET_GO_S)
 
 
 def _refuse_second(_original: Callable[..., Any]) -> Callable[..., Any]:
