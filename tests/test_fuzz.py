@@ -116,6 +116,7 @@ SCREENED = [
     json.loads(line)
     for line in gzip.decompress((JOURNALS / "screen.jsonl.gz").read_bytes()).splitlines()[:-1]
 ]
+SCREENED_LINES = [journal_line(row) for row in SCREENED]
 ODD = (
     None,
     True,
@@ -341,7 +342,7 @@ def fuzz_tuning_journal(dice, folder):
 
 def fuzz_screen(dice, folder):
     """A whole recorded tuning, of which a byte or a value is damaged: `--resume` replays it."""
-    lines = [journal_line(row) for row in SCREENED]
+    lines = list(SCREENED_LINES)
     at = dice.randrange(len(lines))
     lines[at] = damaged(lines[at], dice) if dice.random() < 0.8 else twisted(SCREENED[at], dice)
     (folder / JOURNAL).write_bytes(b"".join(lines))
