@@ -105,6 +105,17 @@ watch --json x.json
 tnue train.py
 plan --gpu l4 nosuch.py
 run --gpus 64 train.py
+measure --json /proc/r.json train.py
+measure --html /proc/r.html train.py
+tune --out /proc/out train.py
+survey --out /proc/out train.py
+plan --json /proc/plan.json train.py
+run --record /proc/run.json train.py
+pack empty.json out.packed
+pack images out.packed --lang de
+compare --lang fr other.json other.json
+compare --fail-below -1 other.json other.json
+run --lang xx --with ok.toml train.py
 """
 
 

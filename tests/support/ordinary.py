@@ -38,8 +38,10 @@ def flatout(folder, *words):
     )
 
 
-def conforms(document):
-    return complaints(document) == [] and unknown_keys(document) == []
+def check_document(document):
+    """Hold what a command wrote against the published schema."""
+    assert complaints(document) == []
+    assert unknown_keys(document) == []
 
 
 def check_report(folder, name, first_line, findings):
@@ -56,7 +58,7 @@ def check_report(folder, name, first_line, findings):
     made = {"photos"} if name == "photo_folder" else set()
     assert {path.name for path in folder.iterdir()} - made == {"p.json", f"{name}.py"}
     plain = json.loads((folder / "p.json").read_text())
-    assert conforms(plain)
+    check_document(plain)
     profile = profile_from_json(plain)
     assert findings <= {finding.code for finding in profile.findings}
     for holds in PROPERTIES:

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from flatout.records.ablation import ablation_from_json
-from tests.support.ordinary import MOST_LINES, SCRIPTS, check_report, conforms, flatout
+from tests.support.ordinary import MOST_LINES, SCRIPTS, check_document, check_report, flatout
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +53,17 @@ def test_tune_reports_within_its_lines_and_its_progress_counts_the_runs(name, tm
     assert runs == sorted(runs)
     assert runs[-1] > 1
     plain = json.loads((tmp_path / "flatout-out/ablation.json").read_text())
-    assert conforms(plain)
+    check_document(plain)
     ablation = ablation_from_json(plain)
     assert {row.choice.technique for row in ablation.rows} <= {TRIED[name]}
     assert "failed" not in {row.verdict.value for row in ablation.rows}
     assert {path.name for path in tmp_path.iterdir()} == {"flatout-out", f"{name}.py"}
+
+
+def test_plan_writes_what_its_schema_says(tmp_path):
+    shutil.copy(SCRIPTS / "padded_reviews.py", tmp_path)
+
+    done = flatout(tmp_path, "plan", "--gpu", "24GiB", "--json", "plan.json", "padded_reviews.py")
+
+    assert done.returncode == 0, done.stderr
+    check_document(json.loads((tmp_path / "plan.json").read_text()))

@@ -15,6 +15,7 @@ from flatout.reporting.survey import next_command, render_survey
 from flatout.tuning.trial_runner import JOURNAL, open_journal
 from flatout.workflow.survey import SurveyOptions, survey
 from flatout.workflow.tune import BaselineFailedError
+from tests.support.ordinary import check_document
 from tests.workflow.test_tune import MACHINE, WORKLOAD, World
 
 ARTICLE = {
@@ -77,8 +78,10 @@ def test_every_method_has_a_name_in_every_language(language):
 def test_a_method_is_measured_whether_or_not_it_helps(tmp_path):
     world = Memory({"activation_checkpointing": 1.3, "bf16_autocast": 0.5}, noise=0.001)
 
-    found = rows(run(world, tmp_path, "checkpointing", "mixed_precision"))
+    survey_found = run(world, tmp_path, "checkpointing", "mixed_precision")
+    found = rows(survey_found)
 
+    check_document(survey_found.to_json())
     slow, fast = found["checkpointing"], found["mixed_precision"]
     assert (slow.status, slow.is_faster, slow.is_smaller) == ("measured", "no", "yes")
     assert slow.comparison.ratio == pytest.approx(1 / 1.3, rel=0.02)
