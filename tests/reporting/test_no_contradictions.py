@@ -1,5 +1,6 @@
 """Numbers of one report that a reader holds against each other agree, whatever was measured."""
 
+import importlib
 import re
 from dataclasses import replace
 
@@ -10,10 +11,18 @@ from hypothesis import strategies as st
 from flatout import rules
 from flatout.analysis.profile import ceilings_of
 from flatout.analysis.regime import best_case, data_share, held_to_phases, with_regime
+from flatout.records import catalogue
 from flatout.records.journey import TRAINING, WORKERS, Journey, Pipeline, Stage
 from flatout.records.messages import LANGUAGES, messages
 from flatout.records.profile import PHASES, Ceilings, Spread, most_times
-from flatout.records.readings import IdleSplit, Limits, RankFacts, SyncPoint, TraceSummary
+from flatout.records.readings import (
+    CompileFacts,
+    IdleSplit,
+    Limits,
+    RankFacts,
+    SyncPoint,
+    TraceSummary,
+)
 from flatout.records.units import format_bytes, format_ratio, format_share
 from flatout.reporting.profile import sentences
 from flatout.reporting.profile.tables import details
@@ -114,6 +123,8 @@ def profiles(draw):
         memory=draw(
             st.none() | st.just(story(kept_graph_nodes_per_step=2.0, kept_graph_names=("total",)))
         ),
+        compiling=draw(st.none() | st.just(CompileFacts(seconds=20.0, most=3, recompile_s=5.0))),
+        planned_steps=draw(st.none() | st.floats(1.0, 1e6)),
         ranks=draw(st.just(()) | st.just((a_rank(step_ms, draw(SHARES)),))),
         trace=draw(st.none() | st.just(a_trace(step_ms, draw(SHARES)))) if kind == "cuda" else None,
     )
@@ -179,7 +190,9 @@ def test_parts_add_up_and_no_share_is_more_than_the_whole(facts):
     assert sum(shares.values()) <= 1 + EXACT
     assert shares[facts.regime.name] == max(shares.values())
     assert all(0 < finding.share <= 1 for finding in facts.findings)
-    assert all(finding.of in ("step", "run", "memory", "device") for finding in facts.findings)
+    assert all(
+        finding.of in ("step", "run", "training", "memory", "device") for finding in facts.findings
+    )
 
 
 @given(profiles())
@@ -192,20 +205,42 @@ def test_findings_on_different_phases_are_no_more_than_the_step(facts):
         assert found.get(part, 0.0) <= facts.lost_to_data + EXACT
 
 
-@given(profiles())
-def test_no_advice_on_workers_speaks_against_another(facts):
-    advice = {
-        finding.code: finding.next
-        for finding in facts.findings
-        if finding.code in ("data_wait", "blocked_reads", "short_of_cores")
-    }
-    numbers = {int(n) for text in advice.values() for n in re.findall(r"up to (\d+)", text)}
-    refused = [text for text in advice.values() if re.search("more workers (do not|can)", text)]
-    fewer = [code for code, text in advice.items() if "fewer may be faster" in text]
+RULES = {
+    code: importlib.import_module(module)
+    for code, module in catalogue.module_names(rules).items()
+    if module.startswith(rules.FAMILIES)
+}
+TURNED = re.compile(r"\bworkers?\b|larger batch|torch\.?_?compile|lower(?: the)? precision")
 
+
+def turns_of(finding):
+    """Return the settings that a finding's advice turns, each with the way."""
+    name = finding.next.code.rpartition(".")[2]
+    return getattr(RULES[finding.code], "TURNS", {}).get(name, {})
+
+
+@given(profiles())
+def test_no_two_findings_turn_a_setting_in_different_ways(facts):
+    turns = [pair for finding in facts.findings for pair in turns_of(finding).items()]
+    numbers = {int(n) for each in facts.findings for n in re.findall(r"up to (\d+)", each.next)}
+
+    assert len(set(turns)) == len(dict(turns)), turns
     assert len(numbers) <= 1
-    assert not (numbers and refused)
-    assert not (numbers and fewer)
+
+
+def test_advice_on_a_shared_setting_says_which_way_it_turns_it():
+    advice = {
+        (code, name): text
+        for key, text in ENGLISH.texts.items()
+        for _finding, code, name in [(*key.split("."), "", "")[:3]]
+        if code in RULES and name.startswith("next")
+    }
+    declared = {(code, name) for code, rule in RULES.items() for name in getattr(rule, "TURNS", ())}
+    commands = {("blocked_reads", "next_foreign")}  # the sentence of data_wait
+
+    silent = {key for key, text in advice.items() if TURNED.search(text)} - declared
+    assert silent == set()
+    assert declared - commands <= set(advice)
 
 
 @given(profiles())

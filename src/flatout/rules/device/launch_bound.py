@@ -9,6 +9,10 @@ from flatout.records.units import format_ms, format_share
 MIN_SHARE = 0.30
 """SYN07 of the catalogue: with less, the device works off a queue for most of the step."""
 MENDED_BY = frozenset({"torch_compile", "regional_compile"})
+TURNS = {
+    "next": {"batch": "larger", "compile": "more"},
+    "next_compiled": {"batch": "larger"},
+}
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
@@ -26,7 +30,9 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             step=format_ms(profile.step_ms.median),
             n=str(profile.step_ms.n),
         ),
-        next=words(
+        next=words("finding.launch_bound.next_compiled")
+        if profile.compiling is not None
+        else words(
             "finding.launch_bound.next",
             command="flatout tune --only torch_compile,regional_compile,fused_optimizer train.py",
         ),

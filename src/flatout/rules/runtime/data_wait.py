@@ -16,6 +16,13 @@ of diagnostics. A wait while the device works off its queue costs nothing."""
 DIFFERENT = 0.01
 """Shares that differ by more are two numbers to a reader, who has to be told why."""
 AT_LINES = ("DL02", "DL03", "DL04", "DL05", "DL06")
+TURNS = {
+    "next_workers": {"workers": "more"},
+    "next_other": {"workers": "more"},
+    "next_foreign": {"workers": "more"},
+    "next_fewer": {"workers": "fewer"},
+    "next_cheaper": {"workers": "same"},
+}
 
 
 def foreign() -> str:

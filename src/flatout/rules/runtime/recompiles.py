@@ -8,6 +8,7 @@ from flatout.records.units import format_duration
 
 MIN_TIMES = 3
 """Of one function: torch compiles once more on purpose when a size changes, then for any size."""
+TURNS: dict[str, dict[str, str]] = {"next": {}}
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
@@ -30,5 +31,5 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         ),
         next=words("finding.recompiles.next"),
         evidence={"recompiles": float(made.recompiles), "recompile_s": made.recompile_s},
-        lines=(made.place,),
+        lines=(made.place,) if made.place else (),
     )
