@@ -20,7 +20,7 @@ MODULES = modules_of(SOURCE)
 LINES = {
     "": 490,
     "agent": 13_440,
-    "analysis": 6_230,
+    "analysis": 6_250,
     "cli": 2_130,
     "data": 11_370,
     "guard": 1_250,
@@ -31,7 +31,7 @@ LINES = {
     "planner": 6_410,
     "records": 5_320,
     "reporting": 5_110,
-    "rules": 4_370,
+    "rules": 4_410,
     "techniques": 10_760,
     "tuning": 5_515,
     "workflow": 4_670,

@@ -79,6 +79,7 @@ class Script:
         self._starts = [0, *(match.end() for match in LINE_END.finditer(text))]
         self.newline = "\r\n" if "\r\n" in text else "\n"
         self.imports = self._read_imports()
+        self._attributes: dict[ast.ClassDef, dict[str, list[ast.AST]]] = {}
 
     def _number(self, root: ast.AST) -> None:
         """Note the nodes in the order of the source, each one's parent and where its own end."""
@@ -389,12 +390,13 @@ class Script:
 
     def attributes(self, owner: ast.ClassDef) -> dict[str, list[ast.AST]]:
         """Return what the methods of a class assign to attributes of `self`."""
-        found: dict[str, list[ast.AST]] = defaultdict(list)
-        for node in self.walk(owner):
-            for target, value in _assigned(node):
-                if is_self_attribute(target):
-                    found[last_name(target)].append(value)
-        return found
+        if owner not in self._attributes:
+            found = self._attributes[owner] = defaultdict(list)
+            for node in self.walk(owner):
+                for target, value in _assigned(node) if node.__class__ in BINDING else ():
+                    if is_self_attribute(target):
+                        found[last_name(target)].append(value)
+        return self._attributes[owner]
 
     def origin(self, node: ast.AST) -> ast.AST:
         """Return the expression that a name stands for, through plain assignments.
@@ -487,6 +489,8 @@ def _bindings(script: Script, scope: Scope) -> dict[str, list[ast.AST]]:
             if isinstance(node, ast.arg):
                 found[node.arg].append(node)
     for node in script.within(scope, ast.AST):
+        if node.__class__ not in BINDING:
+            continue
         for target, value in _assigned(node):
             for name in ast.walk(target):
                 # `torch.backends.x = True` and `rows[0] = 1` bind neither torch nor rows.
@@ -495,6 +499,15 @@ def _bindings(script: Script, scope: Scope) -> dict[str, list[ast.AST]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found[node.name].append(node)
     return found
+
+
+BINDING = frozenset(
+    (
+        *(ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign, ast.For, ast.AsyncFor),
+        *(ast.withitem, ast.comprehension, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
+    )
+)
+"""Nodes that bind names; most nodes do not."""
 
 
 def _assigned(node: ast.AST) -> list[tuple[ast.AST, ast.AST]]:
@@ -550,8 +563,13 @@ def root_name(node: ast.AST) -> str:
 
 def names_in(node: ast.AST) -> set[str]:
     """Return the names and attributes that occur below a node."""
-    found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-    return found | {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+    found = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            found.add(each.id)
+        elif isinstance(each, ast.Attribute):
+            found.add(each.attr)
+    return found
 
 
 def same(one: ast.AST, other: ast.AST) -> bool:
