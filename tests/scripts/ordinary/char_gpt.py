@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 torch.manual_seed(1337)
-block_size, batch_size, n_embd, n_head, n_layer = 64, 16, 192, 6, 4
+block_size, batch_size, n_embd, n_head, n_layer = 64, 16, 128, 4, 3
 text = Path(__file__).read_text() * 200
 chars = sorted(set(text))
 data = torch.tensor([chars.index(c) for c in text])
