@@ -21,8 +21,13 @@ PROPERTIES = [
     one.hypothesis.inner_test
     for name, one in vars(contradictions).items()
     if hasattr(one, "hypothesis") and one.hypothesis.inner_test.__code__.co_argcount == 1
-    # A stage of a real pipeline may take nothing: that is shown as 0 %.
-    if name != "test_nothing_but_zero_is_shown_as_zero"
+    # A stage of a real pipeline may take nothing, which is shown as 0 %; a profile that was read
+    # has the words of its advice, no longer their names.
+    if name
+    not in {
+        "test_nothing_but_zero_is_shown_as_zero",
+        "test_no_two_findings_turn_a_setting_in_different_ways",
+    }
 ]
 """What holds for random profiles holds for real ones: no two lines disagree."""
 

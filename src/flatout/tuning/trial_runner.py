@@ -328,12 +328,13 @@ def _read_journal(
     recorded: dict[str, list[Record]] = {}
     number = 1
     try:
-        begun = dict(_row(lines[0])["header"])
+        begun = dict(parse_json(lines[0])["header"])  # other versions wrote no checksum
         if changes := _changes(begun, header):
             raise UserError(
                 f"{path} belongs to another tuning: {'; '.join(changes)}; "
                 "run tune without --resume, or choose another --out"
             )
+        _row(lines[0])
         for line in lines[1:]:
             number += 1
             row = _row(line)

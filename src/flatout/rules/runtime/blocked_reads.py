@@ -20,7 +20,7 @@ TURNS = {
     "next_more": {"workers": "more"},
     "next_pack": {"workers": "more"},
     "next_foreign": {"workers": "more"},
-    "next_local": {"workers": "same"},
+    "next_local": {"workers": "not more"},
 }
 
 

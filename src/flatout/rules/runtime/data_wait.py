@@ -21,7 +21,7 @@ TURNS = {
     "next_other": {"workers": "more"},
     "next_foreign": {"workers": "more"},
     "next_fewer": {"workers": "fewer"},
-    "next_cheaper": {"workers": "same"},
+    "next_cheaper": {"workers": "not more"},
 }
 
 

@@ -14,8 +14,8 @@ MIN_SHARE = 0.10
 AT_LINES = ("DL02", "DL03", "DL04", "DL05", "DL06")
 TURNS = {
     "next_workers": {"workers": "more"},
-    "next_techniques": {"workers": "same"},
-    "next_none": {"workers": "same"},
+    "next_techniques": {"workers": "not more"},
+    "next_none": {"workers": "not more"},
 }
 
 
