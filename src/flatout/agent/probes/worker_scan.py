@@ -85,8 +85,12 @@ class Visit:
 
     @property
     def is_known(self) -> bool:
-        """Whether each worker delivered: batches of less than a round were made all at once."""
-        return self.batches >= max(1, self.workers)
+        """Whether workers made two rounds of batches.
+
+        What they had begun before the training took its share comes faster: eight workers on two
+        cores gave one round at more than twice the pace that they kept.
+        """
+        return self.batches >= (2 * self.workers if self.workers > 1 else 1)
 
     def saw(self, moment: float) -> None:
         """Count a batch that came at a moment."""
