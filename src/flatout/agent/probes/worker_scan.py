@@ -87,8 +87,7 @@ class Visit:
     def is_known(self) -> bool:
         """Whether workers made two rounds of batches.
 
-        What they had begun before the training took its share comes faster: eight workers on two
-        cores gave one round at more than twice the pace that they kept.
+        Those begun before the training took its share came at twice the pace that they kept.
         """
         return self.batches >= (2 * self.workers if self.workers > 1 else 1)
 
