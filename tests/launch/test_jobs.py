@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import subprocess
@@ -5,7 +6,9 @@ import sys
 
 import pytest
 
+from flatout.agent.journal_file import BESIDE
 from flatout.launch import trial_folders
+from flatout.launch.rollback import restore
 from flatout.launch.trial_folders import (
     announce,
     find_job,
@@ -138,3 +141,11 @@ def test_no_trial_begins_where_a_killed_one_left_originals_in_a_folder_below(tmp
         trial_folders.hold_working_folder(tmp_path / "work", tmp_path, is_free=False),
     ):
         pass
+
+
+def test_a_damaged_journal_with_a_name_that_is_too_long_is_no_internal_error(tmp_path):
+    line = ["renamed", str(tmp_path / "a"), str(tmp_path / ("x" * 5_000) / "b"), 5, 10]
+    (tmp_path / f"{BESIDE}trial-x").write_text(json.dumps(line) + "\n")
+
+    with contextlib.suppress(UserError):
+        restore(tmp_path)

@@ -422,7 +422,8 @@ def _is_confined(entry: Entry, root: Path, name: str) -> bool:
         folder = Path(os.path.realpath(path.parent))
         if not is_at_or_below(str(folder), str(root)) or path.name in {"", ".", ".."}:
             return False
-        if folder.exists() and not any(copy.name == name for copy in copies_in(folder)):
+        # Not `folder.exists()`, which raises for a name that is too long: there is none either.
+        if os.path.exists(folder) and not any(x.name == name for x in copies_in(folder)):  # noqa: PTH110
             is_target = entry.kind == "renamed" and str(path) == entry.other
             # No stranger knows an inode. What is not there was undone before.
             if not is_target or (os.path.lexists(path) and path.lstat().st_ino != entry.number):
