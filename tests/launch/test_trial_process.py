@@ -281,7 +281,7 @@ def at_each_line(frame, event, _argument):
 sys.settrace(at_each_line)
 workload = Workload(target="train.py", folder=Path())
 try:
-    run_process(workload, ProcessOptions(entry="nobody", environment=dict(os.environ)))
+    run_process(workload, ProcessOptions(entry="nothing", environment=dict(os.environ)))
 except KeyboardInterrupt:
     print("interrupted")
 """
