@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import pytest
 
@@ -15,6 +15,7 @@ from flatout.tuning.trial_runner import read_log
 from flatout.workflow.tune import TuneOptions, tune
 from tests.support.probed import SCRIPTS
 from tests.support.screens import play_screen, seen_of
+from tests.tuning.test_bundle import Clock
 from tests.workflow.test_tune import World, run
 
 COMPUTE = ("bf16_autocast", "fused_optimizer", "foreach_optimizer", "torch_compile")
@@ -243,3 +244,90 @@ def test_a_technique_that_was_screened_and_then_played_in_pairs_has_the_row_of_t
             of[row.comparison.source].add(row.choice.label)
     assert of["pairs"]
     assert not of["screen"] & of["pairs"]
+
+
+PACES = ((0, 0, 100.0), (1, 0, 95.0), (2, 0, 98.0), (1, 1, 60.0), (2, 1, 62.0), (0, 0, 100.0))
+"""Workers, threads and milliseconds a batch: one worker pays once the training uses one thread."""
+
+
+@dataclass
+class ShortWorld(ScreenedWorld):
+    """Trials take 8 s and the guard 60 s, and a scan sees workers and fewer threads that help."""
+
+    clock: Clock = field(default_factory=Clock)
+
+    def __call__(self, workload, recipe, machine, options):
+        if "worker_scan" in options.probes:
+            self.clock.now += 30.0
+            visits = [
+                {"num_workers": n, "prefetch_factor": 2, "threads": threads, "batch_ms": ms}
+                | {"start_ms": 10.0}
+                for n, threads, ms in PACES
+            ]
+            seen = {"visits": visits, "epoch_batches": None, "stopped": "", "unvisited": []}
+            details = {"probes": {"worker_scan": seen}}
+            return Trial(recipe=recipe, outcome=Outcome.OK, wall_s=30.0, details=details)
+        trial = super().__call__(workload, recipe, machine, options)
+        wall_s = 60.0 if "screen" in options.probes else 8.0
+        self.clock.now += wall_s
+        return replace(trial, wall_s=wall_s)
+
+
+SHORT = (*COMPUTE, "loader_workers", "cpu_threads")
+SHORT_FACTORS = {"bf16_autocast": 0.6, "fused_optimizer": 0.9, "cpu_threads": 0.6}
+
+
+def guard_of_a_minute(world, checks):
+    def check(_, recipe):
+        world.clock.now += 60.0 if not checks else 24.0
+        checks.append(recipe.names)
+        return LossCheck(status="within")
+
+    return check
+
+
+def test_with_little_time_what_a_scan_saw_is_on_through_the_screen_and_one_race_proves_it_all(
+    tmp_path, monkeypatch
+):
+    world, checks = ShortWorld(SHORT_FACTORS), []
+    monkeypatch.setattr(
+        "flatout.workflow.tune.GuardChecker.check", guard_of_a_minute(world, checks)
+    )
+
+    ablation = run(world, tmp_path, only=SHORT, budget_s=300.0, clock=world.clock)
+
+    assert {"loader_workers", "cpu_threads", "bf16_autocast"} <= {*ablation.recipe.names}
+    assert ablation.confirmation.source == "pairs"
+    assert world.clock.now <= 300.0
+    assert len(checks) == 1
+    rows = rows_of(ablation)
+    assert rows["bf16_autocast"].comparison.source == "screen"
+    assert {rows[x].verdict for x in ("loader_workers", "cpu_threads")} == {Verdict.TOGETHER}
+    assert "on all through the screen" in rows["cpu_threads"].why
+
+
+def test_a_pair_that_the_guard_rejects_is_named_and_the_rest_is_kept(tmp_path, monkeypatch):
+    def check(_, recipe):
+        is_wrong = "cpu_threads" in recipe.names
+        return LossCheck(status="rejected" if is_wrong else "within", why="gradients differ")
+
+    monkeypatch.setattr("flatout.workflow.tune.GuardChecker.check", check)
+    world = ShortWorld(SHORT_FACTORS)
+
+    ablation = run(world, tmp_path, only=SHORT, budget_s=400.0, clock=world.clock)
+
+    assert "bf16_autocast" in ablation.recipe.names
+    assert "cpu_threads" not in ablation.recipe.names
+    assert rows_of(ablation)["cpu_threads"].verdict is Verdict.REJECTED
+
+
+@pytest.mark.parametrize("budget_s", [120.0, 200.0, 300.0, 600.0])
+def test_the_budget_holds_to_within_a_tenth_whatever_the_noise(tmp_path, monkeypatch, budget_s):
+    world, checks = ShortWorld(SHORT_FACTORS, noise=0.2), []
+    monkeypatch.setattr(
+        "flatout.workflow.tune.GuardChecker.check", guard_of_a_minute(world, checks)
+    )
+
+    run(world, tmp_path, only=SHORT, budget_s=budget_s, clock=world.clock)
+
+    assert world.clock.now <= 1.1 * budget_s

@@ -410,20 +410,22 @@ def _keep(folder: Path, names: Sequence[str], keep: Path | None) -> None:
 
 @contextlib.contextmanager
 def _interrupts_noted() -> Iterator[Callable[[], None]]:
-    """Note Ctrl-C and its like instead of raising them; yield what raises the first one heard.
+    """Note Ctrl-C and its like instead of raising them; yield what raises one of them.
 
-    However many come, and between whichever two lines, the user's files are put back. What was
+    However many come, and between whichever two lines, the user's files are put back. Of several
+    one that is no Ctrl-C is raised: whoever ended flatout reads its exit code. What was
     not raised by then is raised at the end. SIGQUIT ends flatout at once, and leaves the rest to
     the supervisor. A thread other than the main one hears no signals.
     """
     heard: list[int] = []
     handlers: dict[int, Callable[[int, Any], Any]] = {}
 
-    def raise_first() -> None:
+    def raise_one() -> None:
         if heard:
-            first = heard[0]
+            # Of two at once Python takes the lower number first: that is no order of their coming.
+            number = next((each for each in heard if each != signal.SIGINT), signal.SIGINT)
             heard.clear()
-            handlers[first](first, None)
+            handlers[number](number, None)
 
     try:
         if threading.current_thread() is threading.main_thread():
@@ -432,14 +434,14 @@ def _interrupts_noted() -> Iterator[Callable[[], None]]:
                 if callable(handler):  # ignored, or left to the system, it stays so
                     handlers[number] = handler
                     signal.signal(number, lambda number, _frame: heard.append(number))
-        yield raise_first
+        yield raise_one
     finally:
         # Blocked, so that none comes between two handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, PATIENT)
         for replaced, handler in handlers.items():
             signal.signal(replaced, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PATIENT)
-    raise_first()
+    raise_one()
 
 
 def _end(supervisor: "subprocess.Popen[bytes]") -> None:

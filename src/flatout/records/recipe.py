@@ -67,9 +67,12 @@ class Recipe:
         """One line for people; `baseline` when empty."""
         return " + ".join(choice.label for choice in self.choices) or "baseline"
 
-    def plus(self, choice: Choice) -> "Recipe":
-        """Return the recipe with one more choice, replacing an earlier one of that technique."""
-        return replace(self, choices=(*self.without(choice.technique).choices, choice))
+    def plus(self, *choices: Choice) -> "Recipe":
+        """Return the recipe with these choices too; each replaces one of its technique."""
+        found = self
+        for choice in choices:
+            found = replace(found, choices=(*found.without(choice.technique).choices, choice))
+        return found
 
     def without(self, technique: str) -> "Recipe":
         """Return the recipe with one technique left out."""

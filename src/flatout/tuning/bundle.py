@@ -61,7 +61,7 @@ def find_bundle(
     pair = pair if waits or not ladder.has_played_pair else []
     members = [*pair, *_members(ladder, others)]
     if ladder.bundles is None:
-        return members if _is_short(ladder, [*pair, *others]) else list(pair)
+        return members if is_time_short(ladder, [*pair, *others]) else list(pair)
     while ladder.bundles:
         half = [x for x in members if x.choice.label in ladder.bundles[0]]
         if len(half) > 1:
@@ -103,7 +103,7 @@ def rival_of(technique: str) -> str:
     return kind.family if kind.excludes_family else technique
 
 
-def _is_short(ladder: TuningState, viable: Sequence[Candidate]) -> bool:
+def is_time_short(ladder: TuningState, viable: Sequence[Candidate]) -> bool:
     """Return whether time is short for what promises a gain, its guard and the confirmation."""
     guard_s = FIRST_GUARD_TRIALS * ladder.history.guard_cost_s(default=ladder.trial_s)
     proof_s = guard_s + 2 * ladder.confirm_pairs * ladder.trial_s
@@ -132,9 +132,7 @@ def _play(
     paired = pair if pair <= _labels(bundle) else frozenset[str]()
     ladder.has_played_pair |= bool(paired)
     *others, last = bundle
-    recipe = ladder.recipe
-    for candidate in bundle:
-        recipe = recipe.plus(candidate.choice)
+    recipe = ladder.recipe.plus(*(x.choice for x in bundle))
     base = ladder.recipe
     ladder.say(recipe.label)
     match = yield from ladder.play(recipe, Rule())

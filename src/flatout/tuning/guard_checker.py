@@ -300,7 +300,7 @@ def find_guilty(
     suspects = [choice for choice in recipe.choices if choice not in base.choices]
     guilty: list[Choice] = []
     while suspects:
-        check = yield from history.check(with_all(base, suspects))
+        check = yield from history.check(base.plus(*suspects))
         if check.passed:
             break
         passes, fails = 0, len(suspects)
@@ -308,7 +308,7 @@ def find_guilty(
             if not may_go_on():
                 return ()
             middle = (passes + fails) // 2
-            check = yield from history.check(with_all(base, suspects[:middle]))
+            check = yield from history.check(base.plus(*suspects[:middle]))
             if check.passed:
                 passes = middle
             else:
@@ -317,17 +317,6 @@ def find_guilty(
         if suspects and not may_go_on():
             return ()
     return tuple(guilty)
-
-
-def with_all(recipe: Recipe, choices: Sequence[Choice]) -> Recipe:
-    """Return the recipe with more choices.
-
-    >>> with_all(Recipe(), [Choice(technique="a"), Choice(technique="b")]).names
-    ('a', 'b')
-    """
-    for choice in choices:
-        recipe = recipe.plus(choice)
-    return recipe
 
 
 def promise_of(recipe: Recipe) -> Numerics:

@@ -15,7 +15,7 @@ from flatout.records.profile import Profile
 from flatout.records.statistics import Decision, Rule
 from flatout.records.trial import Trial
 from flatout.records.units import format_duration
-from flatout.tuning.bundle import WORTH, passengers_s, try_bundle
+from flatout.tuning.bundle import WORTH, is_time_short, passengers_s, try_bundle
 from flatout.tuning.experiments import Asking
 from flatout.tuning.pairs import Match
 from flatout.tuning.ranking import (
@@ -26,7 +26,7 @@ from flatout.tuning.ranking import (
     find_pair,
     rank,
 )
-from flatout.tuning.screening import screen_first, screen_hope_per_s
+from flatout.tuning.screening import can_screen, screen_first, screen_hope_per_s
 from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Open, TuningState, settle_guilty
 
 SINGLE_PAIRS = 4
@@ -45,7 +45,9 @@ def climb(ladder: TuningState) -> Asking[None]:
 
     What was seen to help together goes first as one, before the screen where it promises more for
     its time: a screen of the computation shows little while the step waits for data. With too
-    little time for each, so do the techniques on the computation. Those that stay open are played
+    little time for both proofs it is on all through the screen, and one race proves all of it.
+    Where nothing can be screened, the techniques on the computation are played as one then.
+    Those that stay open are played
     together as soon as that promises more for its time than the next technique does.
     """
     looked = yield from _looked(ladder)
@@ -54,9 +56,14 @@ def climb(ladder: TuningState) -> Asking[None]:
     tried: set[str] = set()
     # The pairs of trials are played once for both, the start-ups are paid for each.
     pair_s = sum(x.cost_s for x in pair) - (len(pair) - 1) * ladder.cost_s
-    if pair and sum(x.hope for x in pair) / pair_s > screen_hope_per_s(ladder, ranked):
-        yield from try_bundle(ladder, _viable(ladder, looked, tried), pair, tried)
-    tried |= yield from screen_first(ladder, ranked)
+    goes_first = pair and sum(x.hope for x in pair) / pair_s > screen_hope_per_s(ladder, ranked)
+    others = [x for x in ranked if x.choice.technique not in {y.choice.technique for y in pair}]
+    screens = can_screen(ladder, ranked)
+    is_on = goes_first and screens and is_time_short(ladder, [*pair, *others])
+    if goes_first and not is_on:
+        viable = [] if screens else _viable(ladder, looked, tried)
+        yield from try_bundle(ladder, viable, pair, tried)
+    tried |= yield from screen_first(ladder, ranked, pair if is_on else ())
     too_late: list[Candidate] = []
     while True:
         looked = yield from _looked(ladder)
@@ -266,9 +273,7 @@ def _try_together(ladder: TuningState) -> Asking[None]:
         return
     ladder.bundled = _labels(bundle)
     *others, last = bundle
-    recipe = ladder.recipe
-    for item in (*others, last):
-        recipe = recipe.plus(item.candidate.choice)
+    recipe = ladder.recipe.plus(*(item.candidate.choice for item in bundle))
     ladder.say(recipe.label)
     match = yield from ladder.play(recipe, Rule())
     names = tuple(item.candidate.choice.technique for item in others)

@@ -67,12 +67,13 @@ def play(
     base: Recipe,
     candidate: Recipe,
     *,
-    may_go_on: Callable[[], bool],
+    may_go_on: Callable[[int], bool],
     rule: Rule = Rule(),
     earlier: Match | None = None,
 ) -> Asking[Match]:
     """Ask for pairs AB, BA, AB, ... until the rule decides, pairs run out, or time does.
 
+    `may_go_on` is asked with the number of pairs so far.
     Where the last trial before was one of the base, for another candidate, it serves the first pair
     too. Each comparison on its own is as it was, and a candidate costs three trials, not four.
     A candidate that shows no gain worth waiting for after `rule.patience` pairs is set aside: the
@@ -84,7 +85,7 @@ def play(
     while (number := len(sides.base)) < rule.max_pairs:
         if rule.looks_ahead and evidence is not None and not can_decide(evidence, rule):
             break
-        if number >= max(1, rule.at_least) and not may_go_on():
+        if number >= max(1, rule.at_least) and not may_go_on(number):
             ran_out = True
             break
         is_even = number % 2 == 0

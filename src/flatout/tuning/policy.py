@@ -49,6 +49,8 @@ from flatout.tuning.worker_scan import WorkerScans
 
 CONFIRM_PAIRS = 3
 """Fresh pairs of the whole recipe against the baseline, at least."""
+OVERDRAFT = 0.1
+"""Share of the budget that its last pairs may take beyond it: all that was found hangs on them."""
 DROP_AFTER = 2
 """Pairs at least before a technique that was proven once is left out again."""
 DROP_PAIRS = 4
@@ -251,7 +253,7 @@ def _drop_one(state: TuningState) -> Asking[None]:
             state.history,
             without,
             state.recipe,
-            may_go_on=lambda: state.budget.left_s > state.reserve_s,
+            may_go_on=lambda _: state.budget.left_s > state.reserve_s,
             rule=Rule(max_pairs=DROP_PAIRS, min_pairs_to_drop=DROP_AFTER),
         )
         yield from _judge_drop(state, _row_about(state, choice), match, without)
@@ -339,9 +341,9 @@ def _without_guilty(state: TuningState, check: LossCheck) -> Asking[bool]:
 def _confirmed(state: TuningState) -> Asking[Match]:
     """Play the confirming pairs, or what is missing of them where a screen's recipe raced already.
 
-    The first are played in any case, beyond the budget only those that all that was found depends
-    on. One disturbed trial among so few leaves the best recipe
-    undecided: where it promises a gain all the same, as many pairs again are played.
+    The first are played in any case. One disturbed trial among so few leaves the best recipe
+    undecided: where it promises a gain all the same, as many pairs again are played, a little
+    beyond the budget if need be.
     """
     rule = Rule(at_least=state.confirm_pairs, patience=Rule().max_pairs)
     history, base, recipe = state.history, state.baseline, state.recipe
@@ -349,7 +351,7 @@ def _confirmed(state: TuningState) -> Asking[Match]:
     if race and race.comparison and race.comparison.n >= state.confirm_pairs:
         return race
     match = yield from play(
-        history, base, recipe, may_go_on=lambda: state.budget.left_s > 0, rule=rule, earlier=race
+        history, base, recipe, may_go_on=lambda _: state.budget.left_s > 0, rule=rule, earlier=race
     )
     is_open = match.ran_out and match.decision is Decision.UNDECIDED
     if not is_open or match.comparison is None or match.comparison.ratio < rule.promising:
@@ -357,7 +359,14 @@ def _confirmed(state: TuningState) -> Asking[Match]:
     most = min(rule.max_pairs, 2 * max(state.confirm_pairs, match.comparison.n))
     more = replace(rule, max_pairs=most)
     return (
-        yield from play(history, base, recipe, may_go_on=lambda: True, rule=more, earlier=match)
+        yield from play(
+            history,
+            base,
+            recipe,
+            may_go_on=lambda _: state.budget.left_s > -OVERDRAFT * state.budget.total_s,
+            rule=more,
+            earlier=match,
+        )
     )
 
 

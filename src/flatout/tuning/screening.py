@@ -81,25 +81,29 @@ class Screened:
         )
 
 
-def screen_first(ladder: TuningState, ranked: Sequence[Candidate]) -> Asking[set[str]]:
+def screen_first(
+    ladder: TuningState, ranked: Sequence[Candidate], pair: Sequence[Candidate] = ()
+) -> Asking[set[str]]:
     """Screen what can be switched, race what it proposes; return labels that need no trial more.
 
     Args:
-        ladder: Where the tuning is: nothing was tried yet.
+        ladder: Where the tuning is.
         ranked: All candidates, those with the most hope first; predictions forbid none of them.
+        pair: Techniques that were seen to help together: on all the time, and raced with the rest.
     """
     chosen = switchable(ladder, ranked)
-    max_s = SHARE * (ladder.budget.left_s - ladder.reserve_s)
+    max_s = _time_s(ladder)
     if len(chosen) < FEWEST:
         return set()
-    if max_s < LEAST_S:
+    if not can_screen(ladder, ranked):
         ladder.notes.append(
             "too little time to screen techniques in one process: pairs of fresh processes "
             "compare them, as far as there is time"
         )
         return set()
     ladder.say("all techniques that can be switched, in one process")
-    found = yield from _screen(ladder, chosen, max_s)
+    base = ladder.recipe.plus(*(x.choice for x in pair))
+    found = yield from _screen(ladder, base, chosen, max_s)
     if not found.effects:
         ladder.notes.append(
             f"the script trains too few steps to be screened in one process ({found.steps}): "
@@ -110,14 +114,23 @@ def screen_first(ladder: TuningState, ranked: Sequence[Candidate]) -> Asking[set
     _note_lost(ladder, chosen, found)
     ladder.notes.append(_words(found))
     by_label = {x.choice.label: x for x in chosen}
-    raced = yield from _race(ladder, found, by_label)
-    return _note_effects(ladder, found, by_label, raced)
+    raced = yield from _race(ladder, found, by_label, pair)
+    done = _note_effects(ladder, found, by_label, raced)
+    return done | _note_pair(ladder, pair, raced)
+
+
+def can_screen(ladder: TuningState, ranked: Sequence[Candidate]) -> bool:
+    """Return whether there is enough to switch, and the time for it."""
+    return len(switchable(ladder, ranked)) >= FEWEST and _time_s(ladder) >= LEAST_S
+
+
+def _time_s(ladder: TuningState) -> float:
+    return SHARE * (ladder.budget.left_s - ladder.reserve_s)
 
 
 def screen_hope_per_s(ladder: TuningState, ranked: Sequence[Candidate]) -> float:
     """Return what a screen promises for a second of its time, as a candidate's `hope_per_s`."""
-    max_s = SHARE * (ladder.budget.left_s - ladder.reserve_s)
-    return sum(x.hope for x in switchable(ladder, ranked)) / max(max_s, LEAST_S)
+    return sum(x.hope for x in switchable(ladder, ranked)) / max(_time_s(ladder), LEAST_S)
 
 
 def switchable(ladder: TuningState, ranked: Sequence[Candidate]) -> list[Candidate]:
@@ -155,8 +168,10 @@ def factors_of(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
     return found
 
 
-def _screen(ladder: TuningState, chosen: Sequence[Candidate], max_s: float) -> Asking[Screened]:
-    """Ask for the screen, in a fresh process again where a technique ended it."""
+def _screen(
+    ladder: TuningState, base: Recipe, chosen: Sequence[Candidate], max_s: float
+) -> Asking[Screened]:
+    """Ask for the screen on top of `base`, in a fresh process again where a technique ended it."""
     choices = factors_of(chosen)
     blocks: list[ScreenBlock] = []
     lost: dict[str, str] = {}
@@ -168,7 +183,7 @@ def _screen(ladder: TuningState, chosen: Sequence[Candidate], max_s: float) -> A
     for number in range(MOST_PROCESSES):
         options = {"choices": choices, "max_s": max_s / (number + 1), "seed": number}
         limit_s = max_s + max(60.0, SLOW_START * ladder.trial_s)
-        trial = yield from ladder.history.screen(ladder.recipe, options, number, limit_s)
+        trial = yield from ladder.history.screen(base, options, number, limit_s)
         last = find_seen(trial, "screen") or blame(trial, blocks)
         own = [replace(block, process=number) for block in blocks_of(last)]
         begins = last.get("credit_from")
@@ -270,8 +285,13 @@ class Raced:
     """What was in a race that decided nothing: too few pairs, or a busy machine."""
 
 
-def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate]) -> Asking[Raced]:
-    """Race what the screen proposes in fresh processes.
+def _race(
+    ladder: TuningState,
+    found: Screened,
+    by_label: Mapping[str, Candidate],
+    pair: Sequence[Candidate],
+) -> Asking[Raced]:
+    """Race what the screen proposes in fresh processes, with the pair that was on all the time.
 
     The best recipe goes first, then it without what is the least certain. What the guard rejects is
     left out, and the rest races again.
@@ -285,9 +305,10 @@ def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate
         cell = waiting.pop(0)
         if not cell:
             break
-        recipe = ladder.recipe
-        for label in cell:
-            recipe = recipe.plus(by_label[label].choice)
+        # Of a pair the other one is of no use without it.
+        on = () if any(x.choice.label in guilty for x in pair) else pair
+        together = [*on, *(by_label[label] for label in cell)]
+        recipe = ladder.recipe.plus(*(x.choice for x in together))
         ladder.say(recipe.label)
         match = yield from ladder.play(recipe, Rule())
         _note_race(ladder, recipe, match)
@@ -301,7 +322,7 @@ def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate
             ladder.race = match if ladder.recipe == ladder.baseline else None
             ladder.recipe = recipe
             ladder.profile = with_attention_of(ladder.profile, match.candidate)
-            ladder.settled |= {by_label[label].choice.technique for label in cell}
+            ladder.settled |= {x.choice.technique for x in together}
             ladder.best_ratio *= match.comparison.ratio if match.comparison else 1.0
             return Raced(kept=cell, check=check, guilty=guilty)
         rejected = yield from settle_guilty(ladder, recipe)
@@ -372,6 +393,22 @@ def _note_effects(
         if verdict is not Verdict.INCONCLUSIVE:
             done.add(label)
     return done
+
+
+def _note_pair(ladder: TuningState, pair: Sequence[Candidate], raced: Raced) -> set[str]:
+    """Add a row for each technique of a pair that was on all the time; return what is settled."""
+    came_in = {x.choice.label for x in pair if x.choice in ladder.recipe.choices}
+    for candidate in pair:
+        choice = candidate.choice
+        if choice.label in came_in:
+            row = _row(ladder, candidate, Verdict.TOGETHER, None)
+            why = "not tried alone; it was on all through the screen, and came in with its recipe"
+            ladder.rows.append(replace(row, why=why))
+            ladder.passengers |= {choice.technique}
+        elif choice.label in raced.guilty:
+            row = _row(ladder, candidate, Verdict.REJECTED, None)
+            ladder.rows.append(replace(row, why=raced.guilty[choice.label].why))
+    return came_in
 
 
 def verdict_of_effect(effect: ScreenEffect, *, is_rival: bool) -> tuple[Verdict, str]:

@@ -75,7 +75,8 @@ class TuningState:
     """Techniques that came in as one without a proof of their own."""
     best_ratio: float = 1.0
     race: Match | None = None
-    """That of the recipe so far against the unchanged script, where a screen proposed it."""
+    """That of the recipe so far against the unchanged script, where it is no winner of many: a
+    screen proposed it, or nothing was played before."""
     passed_over: dict[str, str] = field(default_factory=dict)
     """Techniques that were not tried, each with the reason; the latest profile decides."""
     notes: list[str] = field(default_factory=list)
@@ -127,6 +128,11 @@ class TuningState:
         return pairs_s + GUARD_TRIALS * self.history.guard_cost_s(default=one)
 
     @property
+    def first_proof_s(self) -> float:
+        """What is due once a first recipe is kept: its guard. Its own pairs confirm it."""
+        return FIRST_GUARD_TRIALS * self.history.guard_cost_s(default=self.trial_s)
+
+    @property
     def is_first_look(self) -> bool:
         """Whether nothing was tried yet and a look at one technique fits in, if not its proof."""
         return not self.rows and self.budget.left_s > FIRST_PAIRS * self.trial_s
@@ -136,13 +142,19 @@ class TuningState:
         return self.budget.left_s >= for_candidates * self.cost_s + self.reserve_s
 
     def play(self, recipe: Recipe, rule: Rule, *, earlier: Match | None = None) -> Asking[Match]:
-        """Play a recipe against the one so far while there is time before the confirmation."""
+        """Play a recipe against the one so far while there is time before the confirmation.
+
+        The pairs that can decide on a first recipe are played while there is any time: without them
+        everything before was for nothing. Further ones leave the time for its guard.
+        """
         one = self.trial_s
 
-        def may_go_on() -> bool:
+        def may_go_on(pairs: int) -> bool:
             pair_s = one + self.history.cost_s(recipe, default=one)
-            needed_s = self.reserve_s + pair_s if self.reserve_s else 0.0
-            return self.budget.left_s > needed_s
+            if self.reserve_s:
+                return self.budget.left_s > self.reserve_s + pair_s
+            decides = pairs < Rule().min_pairs_without_prior
+            return self.budget.left_s > (0.0 if decides else self.first_proof_s + pair_s)
 
         return play(
             self.history,
@@ -169,6 +181,7 @@ class TuningState:
         together_with: tuple[str, ...] = (),
     ) -> Asking[Row]:
         """Note the row, and take the recipe on where it was kept."""
+        is_only_look = not self.played and self.recipe == self.baseline
         self.played |= {choice.label for choice in recipe.choices}
         check = LossCheck(status="skipped", why="not faster, so there was nothing to check")
         if match.decision is Decision.KEPT:
@@ -182,7 +195,7 @@ class TuningState:
         self.rows = [one for one in self.rows if not _is_screened(one, candidate.choice)]
         self.rows.append(row)
         if row.verdict is Verdict.KEPT and match.candidate is not None:
-            self.recipe, self.race = recipe, None
+            self.recipe, self.race = recipe, match if is_only_look else None
             self.profile = with_attention_of(self.profile, match.candidate)
             self.settled |= {candidate.choice.technique, *together_with} if together_with else set()
             self.best_ratio *= match.comparison.ratio if match.comparison else 1.0

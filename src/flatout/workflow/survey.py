@@ -155,7 +155,7 @@ def _row(
     for recipe in _recipes(method, profile, runner.machine):
         candidate = replace(recipe, training_loaders=loaders)
 
-        def may_go_on(candidate: Recipe = candidate) -> bool:
+        def may_go_on(_pairs: int, candidate: Recipe = candidate) -> bool:
             pair_s = runner.history.cost_s(base, 0.0) + runner.history.cost_s(candidate, 0.0)
             return budget.elapsed_s + pair_s < ends_s
 

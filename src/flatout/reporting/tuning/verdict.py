@@ -255,7 +255,11 @@ def _tried(ablation: Ablation) -> set[str]:
 def _nothing_kept(ablation: Ablation) -> Sentence:
     number = len(_tried(ablation))
     tried = words("tuning.tried" if number != 1 else "tuning.tried_one", n=str(number))
-    if ablation.confirmation is not None:
+    pair = ablation.confirmation
+    if pair is not None:
+        check = ablation.final_check
+        if pair.interval[1] > 1 and check is not None and check.passed:
+            return words("tuning.not_proven", tried=tried, gain=gain(pair))
         return words("tuning.leave_it", tried=tried)
     if ablation.stopped in STOPPED:
         return words("tuning.no_answer", tried=tried, why=stop_reason(ablation))
