@@ -2,20 +2,27 @@
 
 Tensors are stored by torch's distributed checkpoint, under the names of the whole model, each rank
 its part; all else is JSON. A checkpoint is written under a temporary name, brought to the disk and
-then renamed: one with a final name is whole, whenever a rank was killed.
+then renamed: one with a final name is whole, whenever a rank was killed. It names its files with
+their checksums: one that was damaged later is not trained from, the one before it is.
 """
 
+import errno
+import fcntl
 import json
 import os
+import pickle
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
@@ -29,15 +36,59 @@ if TYPE_CHECKING:
     from flatout.parallel.task_training import TaskTraining
 
 STATE = "training.json"
+DESCRIPTION = ".metadata"
+"""Torch's, of what is in which file."""
 KEPT = 2
 """Checkpoints that stay: the newest may be the one whose disk block fails."""
 NAME = "step-{:09d}"
+LOCK = ".lock"
+PIECE = 2**20
+"""Bytes that are summed at once."""
+DESCRIBED_BY = {
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "torch": ("Size",),
+    "pathlib": ("PosixPath", "WindowsPath"),
+}
+"""What torch's description of a checkpoint is made of, apart from its own classes and dtypes."""
 
 
-def newest(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint in a folder."""
-    found = sorted(path for path in folder.glob("step-*") if (path / STATE).is_file())
-    return found[-1] if found else None
+class _NotSoundError(Exception):
+    """A checkpoint cannot be written or read; every rank is given the reason of one that failed."""
+
+
+class _Description(pickle.Unpickler):
+    """Reads torch's description of a checkpoint, which is a pickle, and runs no code of it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a description may be made of.
+
+        Raises:
+            pickle.UnpicklingError: for anything else.
+        """
+        found = None
+        is_own = module == "torch.distributed.checkpoint.metadata"
+        if is_own or module == "torch" or name in DESCRIBED_BY.get(module, ()):
+            found = super().find_class(module, name)
+        if name in DESCRIBED_BY.get(module, ()) or isinstance(found, torch.dtype):
+            return found
+        if is_own and isinstance(found, type) and found.__module__ == module:
+            return found
+        raise pickle.UnpicklingError(f"it wants to load {module}.{name}")
+
+
+class _Reader(FileSystemReader):
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        """Return the description, once it is known to lead to no file outside the checkpoint."""
+        try:
+            with Path(self.path, DESCRIPTION).open("rb") as file:
+                found: Metadata = _Description(file).load()
+            for info in found.storage_data.values():
+                if Path(info.relative_path).name != info.relative_path:
+                    raise pickle.UnpicklingError(f"it leads to {info.relative_path}")
+        except (pickle.UnpicklingError, AttributeError, TypeError) as error:
+            raise UserError(f"the checkpoint {self.path} is not of flatout: {error}") from None
+        return found
 
 
 class Checkpoints:
@@ -46,6 +97,7 @@ class Checkpoints:
     def __init__(self, training: "TaskTraining", folder: str) -> None:
         self.training = training
         self.folder = Path(folder)
+        self.lock: IO[str] | None = None
         self.last_written = -1
 
     def after_step(self, part: "PartOfBatch") -> None:
@@ -56,48 +108,131 @@ class Checkpoints:
         if training.steps % every == 0 if every else ends_epoch:
             self.save()
 
-    def save(self) -> None:
-        """Write a checkpoint; every rank takes part. Again after the same step does nothing."""
+    def save(self, *, is_last: bool = False) -> None:
+        """Write a checkpoint; every rank takes part. Again after the same step does nothing.
+
+        A disk that is full ends no training: the checkpoints before stay, and the next one may fit.
+
+        Raises:
+            UserError: where the last one cannot be written.
+        """
         steps = self.training.steps
         if steps == self.last_written:
             return
-        final = self.folder / NAME.format(steps)
-        written = self.folder / f".writing-{steps}"
-        is_first = dist.get_rank() == 0
-        if is_first:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for leftover in self.folder.glob(".writing-*"):
-                shutil.rmtree(leftover, ignore_errors=True)
-            written.mkdir()
-        dist.barrier()
-        save(self._tensors(), storage_writer=FileSystemWriter(written, sync_files=True))
-        rows = self._gathered_numbers()
-        if is_first:
-            _write_json(written / STATE, self._state() | {"numbers": rows})
-            _sync_folder(written)
-            shutil.rmtree(final, ignore_errors=True)
-            written.rename(final)
-            _sync_folder(self.folder)
-            for old in sorted(self.folder.glob("step-*"))[:-KEPT]:
-                shutil.rmtree(old, ignore_errors=True)
-        dist.barrier()
+        try:
+            self._write(steps)
+        except _NotSoundError as error:
+            text = f"no checkpoint after step {steps} in {self.folder}: {error}"
+            if is_last:
+                raise UserError(text) from None
+            group.say(f"{text}; the training goes on, and those before stay")
+            return
         self.last_written = steps
 
-    def load_latest(self) -> None:
-        """Go on from the newest checkpoint; without one from the beginning.
+    def _write(self, steps: int) -> None:
+        final, written = self.folder / NAME.format(steps), self.folder / f".writing-{steps}"
+        is_first = dist.get_rank() == 0
+        try:
+            with _together():
+                if is_first:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    for leftover in self.folder.glob(".writing-*"):
+                        shutil.rmtree(leftover)
+                    written.mkdir()
+            try:
+                save(self._tensors(), storage_writer=FileSystemWriter(written, sync_files=True))
+            except CheckpointException as error:  # on every rank, where one failed
+                raise _NotSoundError(next(iter(error.failures.values()))[0]) from None
+            rows = self._gathered_numbers()
+            own: dict[str, int] = {}
+            with _together():
+                own = {path.name: _sum_of(path) for path in written.glob(f"__{dist.get_rank()}_*")}
+            sums = _gathered(own)
+            with _together():
+                if is_first:
+                    self._finish(written, final, self._state() | {"numbers": rows, "files": sums})
+        except _NotSoundError:
+            if is_first:
+                shutil.rmtree(written, ignore_errors=True)
+            raise
+        if is_first:
+            for old in sorted(self.folder.glob("step-*"))[:-KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _finish(self, written: Path, final: Path, state: dict[str, Any]) -> None:
+        """Describe what is written, bring it to the disk, and give it its final name."""
+        if lost := [name for name in state["files"] if not (written / name).exists()]:
+            raise _NotSoundError(f"the hosts do not share this folder: {lost[0]} is not in it")
+        state["files"][DESCRIPTION] = _sum_of(written / DESCRIPTION)
+        _write_json(written / STATE, state)
+        _sync_folder(written)
+        if final.exists():  # a damaged one, from before
+            shutil.rmtree(final)
+        written.rename(final)
+        _sync_folder(self.folder)
+
+    def _hold(self) -> None:
+        """Keep other trainings out of the folder until this process ends, however it does.
+
+        Such a lock is not inherited by loader workers, and NFS has it, too.
+        """
+        if self.lock is not None:  # to open it again and close it would let go of it
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = (self.folder / LOCK).open("w")
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise _NotSoundError("another training writes its checkpoints there") from None
+        self.lock = lock
+
+    def _newest(self) -> tuple[Path, dict[str, Any]] | None:
+        """Return the newest checkpoint that is as it was written, and its state; None without any.
 
         Raises:
-            UserError: where it is of another model or another training.
+            UserError: where there are some, and none of them is; where another training uses the
+                folder, or it cannot be made.
         """
-        found: list[Any] = [newest(self.folder) if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(found, 0)
-        if found[0] is None:
-            return
-        source: Path = found[0]
+        names: list[Any] = [None]
         try:
-            state = json.loads((source / STATE).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot read the checkpoint {source}: {error}") from None
+            with _together():
+                if dist.get_rank() == 0:
+                    self._hold()
+        except _NotSoundError as error:
+            raise UserError(f"checkpoint {self.folder}: {error}; name another folder") from None
+        if dist.get_rank() == 0:
+            names = [sorted((path.name for path in self.folder.glob("step-*")), reverse=True)]
+        dist.broadcast_object_list(names, 0)
+        damaged = []
+        for name in names[0]:
+            state: dict[str, Any] = {}
+            try:
+                with _together():
+                    state = _read_sound(self.folder / name)
+            except _NotSoundError as error:
+                damaged.append(f"{name}: {error}")
+                continue
+            for one in damaged:
+                group.say(f"damaged, so the checkpoint before it is used: {self.folder}/{one}")
+            return self.folder / name, state
+        if damaged:
+            raise UserError(
+                f"every checkpoint in {self.folder} is damaged ({'; '.join(damaged)}): "
+                "put one back, or remove them to begin again"
+            )
+        return None
+
+    def load_latest(self) -> None:
+        """Go on from the newest sound checkpoint; without any from the beginning.
+
+        Raises:
+            UserError: where it is of another model or another training, or none is sound.
+        """
+        found = self._newest()
+        if found is None:
+            return
+        source, state = found
         training = self.training
         if state["task"] != self._facts():
             raise UserError(
@@ -174,12 +309,10 @@ class Checkpoints:
             for key, value in state.items()
             if not isinstance(value, torch.Tensor)
         }
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, own)
-        return {key: value for one in found for key, value in one.items()}
+        return _gathered(own)
 
     def _load_tensors(self, source: Path, numbers: Mapping[str, Any]) -> None:
-        reader = FileSystemReader(source)
+        reader = _Reader(source)
         stored: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
         wanted: dict[str, Any] = {}
         for name, tensor in self._named().items():
@@ -254,11 +387,59 @@ def _plain_schedule(schedule: Any) -> Any:
         ) from None
 
 
+@contextmanager
+def _together() -> Iterator[None]:
+    """Raise on all ranks what the file system refused to one of them; they wait for each other."""
+    own = ""
+    try:
+        yield
+    except (OSError, _NotSoundError) as error:
+        own = str(error)
+    found = [""] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    if any(found):
+        raise _NotSoundError(next(filter(None, found)))
+
+
+def _gathered(own: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of all ranks."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return {key: value for one in found for key, value in one.items()}
+
+
+def _sum_of(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    found = 0
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            found = zlib.crc32(piece, found)
+    return found
+
+
 def _write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value)
     with path.open("w", encoding="utf-8") as file:
-        json.dump(value, file)
+        file.write(f"{zlib.crc32(text.encode())}\n{text}")
         file.flush()
         os.fsync(file.fileno())
+
+
+def _read_sound(source: Path) -> dict[str, Any]:
+    """Return the state of a checkpoint, of whose files this rank has read its part.
+
+    Raises:
+        OSError: where something is missing.
+        _NotSoundError: where something is not as it was written.
+    """
+    checksum, _, text = (source / STATE).read_bytes().partition(b"\n")
+    if checksum != str(zlib.crc32(text)).encode():
+        raise _NotSoundError(f"{STATE} is not as it was written")
+    found: dict[str, Any] = json.loads(text)
+    for name in sorted(found["files"])[dist.get_rank() :: dist.get_world_size()]:
+        if Path(name).name != name or _sum_of(source / name) != found["files"][name]:
+            raise _NotSoundError(f"{name} is not as it was written")
+    return found
 
 
 def _sync_folder(folder: Path) -> None:

@@ -86,7 +86,7 @@ def _train(task: Task, spec: ParallelSpec) -> None:
             f"{task.name}: epoch {last.epoch} loss {last.loss.item():.4f}, {last.number} steps\n"
         )
     if training.checkpoints is not None:
-        training.checkpoints.save()
+        training.checkpoints.save(is_last=True)
     model = training.whole_model()
     if model is not None:
         task.finish(model)

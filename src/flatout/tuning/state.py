@@ -128,11 +128,6 @@ class TuningState:
         return pairs_s + GUARD_TRIALS * self.history.guard_cost_s(default=one)
 
     @property
-    def first_proof_s(self) -> float:
-        """What is due once a first recipe is kept: its guard. Its own pairs confirm it."""
-        return FIRST_GUARD_TRIALS * self.history.guard_cost_s(default=self.trial_s)
-
-    @property
     def is_first_look(self) -> bool:
         """Whether nothing was tried yet and a look at one technique fits in, if not its proof."""
         return not self.rows and self.budget.left_s > FIRST_PAIRS * self.trial_s
@@ -153,8 +148,10 @@ class TuningState:
             pair_s = one + self.history.cost_s(recipe, default=one)
             if self.reserve_s:
                 return self.budget.left_s > self.reserve_s + pair_s
-            decides = pairs < Rule().min_pairs_without_prior
-            return self.budget.left_s > (0.0 if decides else self.first_proof_s + pair_s)
+            if pairs < Rule().min_pairs_without_prior:
+                return self.budget.left_s > 0
+            guard_s = FIRST_GUARD_TRIALS * self.history.guard_cost_s(default=one)
+            return self.budget.left_s > guard_s + pair_s
 
         return play(
             self.history,
