@@ -31,7 +31,7 @@ LINES = {
     "planner": 6_410,
     "records": 5_322,
     "reporting": 5_110,
-    "rules": 4_410,
+    "rules": 4_580,
     "techniques": 10_760,
     "tuning": 5_570,
     "workflow": 4_670,

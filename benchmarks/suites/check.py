@@ -10,10 +10,8 @@ twenty of AMP01 and AMP02, so a verdict weighs as much as its code has findings.
 import importlib.util
 import json
 import os
-import random
 import re
 import resource
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -34,8 +32,7 @@ MOST_FALSE = 0.1
 """Findings of a wrong kind in a file, of those that are still reported."""
 MOST_CPU_S = 40.0
 """For 1,000 files: 20 s on two cores that have nothing else to do."""
-PEER_FILES = 24
-"""torchfix takes two seconds for one: the metadata of libcst."""
+PEER = "torchfix on the same files: `torchfix.md`, by `python -m benchmarks.peers.torchfix`."
 ABOUT = (b"import torch", b"from torch")
 
 
@@ -112,7 +109,7 @@ def run(bench: Bench) -> Record:
             f"Timed on {speed['files']} installed files that import torch, load average "
             f"{speed['load']:.1f} on {os.cpu_count()} cores: CPU time counts, not the clock. The "
             f"second run takes {speed['again_cpu_s']:.1f} s of it.",
-            peer_note(speed),
+            PEER,
         ),
     )
 
@@ -147,29 +144,28 @@ def row(
     )
 
 
-def cpu_seconds(work: Path) -> dict[str, float]:
-    """Return the CPU time of one check of the installed files that import torch, cache empty."""
-    folder, few = work / "files", work / "few"
+def installed_files(work: Path) -> list[Path]:
+    """Return copies of at most 1,000 installed files that import torch."""
+    folder = work / "files"
     folder.mkdir()
-    few.mkdir()
-    count = 0
+    paths: list[Path] = []
     for name in ("accelerate", "lightning", "peft", "torch", "transformers"):
         spec = importlib.util.find_spec(name)
         for path in sorted(Path(spec.origin or "").parent.rglob("*.py")) if spec else ():
-            if any(word in path.read_bytes() for word in ABOUT) and count < 1000:
-                (folder / f"{count}.py").write_bytes(path.read_bytes())
-                count += 1
+            if any(word in path.read_bytes() for word in ABOUT) and len(paths) < 1000:
+                paths.append(folder / f"{len(paths)}.py")
+                paths[-1].write_bytes(path.read_bytes())
+    return paths
+
+
+def cpu_seconds(work: Path) -> dict[str, float]:
+    """Return the CPU time of one check of the installed files that import torch, cache empty."""
+    count = len(installed_files(work))
     flatout = [sys.executable, "-m", "flatout", "check"]
     began_s = time.monotonic()
-    cpu_s = cpu_of([*flatout, str(folder)], work / "cache")
+    cpu_s = cpu_of([*flatout, str(work / "files")], work / "cache")
     found = {"files": count, "cpu_s": cpu_s, "wall_s": time.monotonic() - began_s}
-    found["again_cpu_s"] = cpu_of([*flatout, str(folder)], work / "cache")
-    sample = random.Random(26).sample(sorted(folder.iterdir()), min(PEER_FILES, count))
-    for path in sample:
-        (few / path.name).write_bytes(path.read_bytes())
-    if peer := shutil.which("torchfix"):
-        found["few_cpu_s"] = cpu_of([*flatout, str(few)], work / "cache_few")
-        found["torchfix_cpu_s"] = sum(cpu_of([peer, str(path)], work) for path in sample)
+    found["again_cpu_s"] = cpu_of([*flatout, str(work / "files")], work / "cache")
     per_1000 = 1000 * cpu_s / max(1, count)
     return {**found, "cpu_s_per_1000": per_1000, "load": os.getloadavg()[0]}
 
@@ -200,13 +196,3 @@ def expected_wrong(drawn: Sequence[Mapping[str, Any]], by_code: Mapping[str, int
         mine = [each["verdict"] == "false" for each in drawn if each["code"] == code]
         total += count * sum(mine) / len(mine)
     return total
-
-
-def peer_note(speed: Mapping[str, float]) -> str:
-    """Return how torchfix compares on the same files, where it is installed."""
-    if "torchfix_cpu_s" not in speed:
-        return "torchfix was not installed."
-    return (
-        f"On {PEER_FILES} of these files, a process each: torchfix "
-        f"{speed['torchfix_cpu_s']:.1f} s of CPU time, flatout {speed['few_cpu_s']:.1f} s."
-    )

@@ -4,6 +4,7 @@ import pytest
 
 from flatout.records.profile import Ceilings
 from flatout.rules.runtime.data_wait import check
+from tests.rules.journey_facts import journey
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import loader, machine, profile
 
@@ -79,3 +80,25 @@ def test_a_loader_that_no_technique_reaches_is_not_given_to_one():
 
     assert "loader workers" not in finding.because
     assert "another kind than torch's DataLoader" in finding.next
+
+
+def sent(wait_ms, *, decode_ms, read_ms=0.0):
+    """Return a step that waits for two workers, whose batches take so long to make."""
+    legs = journey(read_ms=read_ms, decode_ms=decode_ms, collate_ms=0.0)
+    return profile(
+        phases_ms={"data_wait": wait_ms, "forward": 40.0, "backward": 20.0},
+        loaders=(loader(num_workers=2),),
+        journey=legs,
+    )
+
+
+def test_workers_that_cost_more_than_they_make_are_advised_against():
+    slower = check(sent(40.0, decode_ms=10.0), machine())
+
+    assert slower.next.startswith("making a step's batch takes 10.0 ms in all, less than the wait")
+    assert "num_workers=0" in slower.next
+
+
+def test_workers_that_make_or_read_for_longer_than_the_wait_are_not():
+    assert "num_workers=0" not in check(sent(40.0, decode_ms=30.0), machine()).next
+    assert "num_workers=0" not in check(sent(40.0, decode_ms=4.0, read_ms=8.0), machine()).next

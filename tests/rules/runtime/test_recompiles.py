@@ -2,6 +2,7 @@ import pytest
 
 from flatout.records.readings import CompileFacts
 from flatout.rules.runtime.recompiles import check
+from tests.rules.measured import findings_of
 from tests.techniques.facts import machine, profile
 
 
@@ -30,3 +31,33 @@ def test_the_function_is_named_with_the_reason():
 def test_one_compilation_more_is_on_purpose():
     assert check(known(1), machine()) is None
     assert check(profile(), machine()) is None
+
+
+SCRIPT = """
+import torch
+model = torch.nn.Linear(64, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+@torch.compile(backend="eager")
+def loss_of(x, kind):
+    return model(x).square().mean() if kind else model(x).abs().mean()
+
+for step in range(100_000):
+    optimizer.zero_grad()
+    loss_of(torch.ones(8, 64), "abcdef"[step % {kinds}]).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_function_that_gets_another_word_in_every_step_is_found(tmp_path):
+    finding = findings_of(tmp_path, SCRIPT.format(kinds=6))["recompiles"]
+
+    assert finding.lines[0].startswith("train.py:")
+    assert "was compiled 6 times" in finding.because
+    assert "kind ==" in finding.because
+
+
+@pytest.mark.slow
+def test_a_function_that_gets_the_same_is_not(tmp_path):
+    assert "recompiles" not in findings_of(tmp_path, SCRIPT.format(kinds=1))

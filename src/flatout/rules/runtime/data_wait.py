@@ -1,7 +1,14 @@
 """The step waits for the next batch."""
 
-from flatout.analysis.feeding import cores_of, useful_workers, workers_now
+from flatout.analysis.feeding import (
+    cores_of,
+    fetch_per_step_ms,
+    useful_workers,
+    worker_facts,
+    workers_now,
+)
 from flatout.records.finding import Finding
+from flatout.records.journey import WORKERS
 from flatout.records.machine import Machine
 from flatout.records.messages import Text, words
 from flatout.records.profile import Profile
@@ -13,6 +20,8 @@ MIN_GAIN = 1.15
 """What a run with free data has to gain, where there was one: the number of DL01 in the catalogue
 of diagnostics. A wait while the device works off its queue costs nothing."""
 
+SENT_FOR_MORE = 1.5
+"""Where the wait is so many times what making the batches takes in all, workers do not pay."""
 DIFFERENT = 0.01
 """Shares that differ by more are two numbers to a reader, who has to be told why."""
 AT_LINES = ("DL02", "DL03", "DL04", "DL05", "DL06")
@@ -21,6 +30,7 @@ TURNS = {
     "next_other": {"workers": "more"},
     "next_foreign": {"workers": "more"},
     "next_fewer": {"workers": "fewer"},
+    "next_none": {"workers": "fewer"},
     "next_cheaper": {"workers": "not more"},
 }
 
@@ -41,7 +51,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         code="data_wait",
         share=share,
         because=_because(profile, workers),
-        next=_next(workers, cores, useful_workers(profile, machine))
+        next=_next(profile, cores, useful_workers(profile, machine))
         if profile.training_loaders
         else foreign(),
         lines=tuple(loader.line for loader in profile.training_loaders if loader.line),
@@ -77,8 +87,22 @@ def _because(profile: Profile, workers: int) -> str:
     return words(f"finding.data_wait.{name}", **fields)
 
 
-def _next(workers: int, cores: int, useful: int) -> str:
+def _workers_cost_more(profile: Profile, made_ms: float) -> bool:
+    """Return whether the loop would make its batches faster than it gets them from workers."""
+    journey, pipeline = profile.journey, profile.pipeline
+    if journey is None or not worker_facts(profile) or (pipeline and not pipeline.is_fed):
+        return False
+    legs = {leg.name: leg.ms for leg in journey.legs if leg.where == WORKERS}
+    is_blocked = legs.get("read", 0.0) > made_ms / 2
+    return not is_blocked and SENT_FOR_MORE * made_ms < profile.phases_ms["data_wait"]
+
+
+def _next(profile: Profile, cores: int, useful: int) -> str:
     tune = "flatout tune --only loader_workers"
+    workers, made_ms = workers_now(profile), fetch_per_step_ms(profile, cores)
+    if workers and _workers_cost_more(profile, made_ms):
+        command = f"{tune} train.py"
+        return words("finding.data_wait.next_none", made=format_ms(made_ms), command=command)
     if workers == 0:
         command = f"{tune},persistent_workers train.py"
         return words("finding.data_wait.next_workers", command=command)
