@@ -80,5 +80,5 @@ def files_of(command):
 def played(command, *names, steps=None, **settings):
     """Return a trial of the techniques on a script: timed, or of exactly so many steps."""
     recipe = recipe_of(*names, **settings) if names else Recipe()
-    options = TrialOptions(limit_s=200.0, measure_s=3.0, steps=steps)
+    options = TrialOptions(limit_s=600.0, measure_s=3.0, steps=steps)
     return run_trial(workload_of(command), recipe, machine(), options)
