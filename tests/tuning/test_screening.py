@@ -192,7 +192,7 @@ def test_the_source_of_a_number_is_in_the_file(tmp_path):
 def test_a_real_script_is_screened_and_the_screen_is_in_its_journal(tmp_path):
     options = {
         "out": tmp_path / "out",
-        "budget_s": 90.0,
+        "budget_s": 180.0,
         "only": ("fused_optimizer", "foreach_optimizer"),
         "accepts_load": True,
     }

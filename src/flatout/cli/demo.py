@@ -17,7 +17,7 @@ from flatout.cli.options import seconds
     help="Folder for script, photographs, reports and recipe.",
 )
 @click.option(
-    "--budget", default="5m", callback=seconds, show_default=True, help="Time: 90s, 5m, 1h."
+    "--budget", default="6m", callback=seconds, show_default=True, help="Time: 90s, 6m, 1h."
 )
 @click.option("--details", is_flag=True, help="Show every technique with its reasons.")
 def command(out: Path, budget: float, details: bool) -> int:

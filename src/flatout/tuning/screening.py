@@ -37,15 +37,14 @@ from flatout.tuning.experiments import Asking
 from flatout.tuning.pairs import Match
 from flatout.tuning.passes import find_seen
 from flatout.tuning.ranking import WORTH_A_TRIAL, Candidate
-from flatout.tuning.state import TuningState, settle_guilty, with_attention_of
+from flatout.tuning.state import FIRST_GUARD_TRIALS, TuningState, settle_guilty, with_attention_of
 
 FEWEST = 2
 """Techniques from which a screen pays: one alone is raced in pairs at once."""
 MOST = 12
 """Techniques in one screen, those with the most hope first."""
 SHARE = 0.35
-"""Of the time before the confirmation: the races, the guard and what cannot be switched need the
-rest."""
+"""Of the time that a first race and its guard leave: what cannot be switched needs the rest."""
 LEAST_S = 15.0
 """A screen of less time than this ends in its introductions."""
 MOST_PROCESSES = 3
@@ -125,7 +124,12 @@ def can_screen(ladder: TuningState, ranked: Sequence[Candidate]) -> bool:
 
 
 def _time_s(ladder: TuningState) -> float:
-    return SHARE * (ladder.budget.left_s - ladder.reserve_s)
+    """Return the time for a screen: a share of what is left once its first race is proven."""
+    proof_s = ladder.reserve_s
+    if not proof_s:
+        guard_s = ladder.history.guard_cost_s(default=ladder.trial_s)
+        proof_s = FIRST_GUARD_TRIALS * guard_s + ladder.cost_s
+    return SHARE * (ladder.budget.left_s - proof_s)
 
 
 def screen_hope_per_s(ladder: TuningState, ranked: Sequence[Candidate]) -> float:
