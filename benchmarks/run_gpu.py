@@ -429,7 +429,7 @@ def _aa(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
                     lab.history,
                     base,
                     replace(base),
-                    may_go_on=lambda: time.monotonic() < deadline,
+                    may_go_on=lambda _: time.monotonic() < deadline,
                 )
             )
             if match.failure is not None:

@@ -79,7 +79,7 @@ def simulate(bench: Bench, seed: int) -> Decision:
 def compare_with_itself(lab: TrialRunner) -> Decision:
     """Return what the tuner's own comparison says about two equal sides."""
     base = Recipe()
-    return lab.drive(play(lab.history, base, replace(base), may_go_on=lambda: True)).decision
+    return lab.drive(play(lab.history, base, replace(base), may_go_on=lambda _: True)).decision
 
 
 def profile_of(step_s: float) -> Profile:

@@ -102,7 +102,7 @@ def measured(name: str, bench: Bench) -> dict[str, Any]:
     rounds = SMOKE_ROUNDS if is_smoke else ROUNDS
     interleave(list({id(arm): arm for arm in arms.values()}.values()), rounds)
     best_name = min((x for x in arms if x != "flatout"), key=lambda x: arms[x].median_ms)
-    decision = lab.drive(play(lab.history, Recipe(), Recipe(), may_go_on=lambda: not is_smoke))
+    decision = lab.drive(play(lab.history, Recipe(), Recipe(), may_go_on=lambda _: not is_smoke))
     return {
         "name": name,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
@@ -161,7 +161,7 @@ def effects(ablation: Ablation, lab: TrialRunner, bench: Bench) -> list[dict[str
     for row in rows[:MOST_EFFECTS]:
         base, recipe = sides_of(row, ablation)
         bench.say(f"  {row.choice.label} in fresh pairs")
-        match = lab.drive(play(lab.history, base, recipe, may_go_on=lambda: True))
+        match = lab.drive(play(lab.history, base, recipe, may_go_on=lambda _: True))
         if match.comparison is not None and row.comparison is not None:
             found.append(
                 {

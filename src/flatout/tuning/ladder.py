@@ -58,10 +58,10 @@ def climb(ladder: TuningState) -> Asking[None]:
     pair_s = sum(x.cost_s for x in pair) - (len(pair) - 1) * ladder.cost_s
     goes_first = pair and sum(x.hope for x in pair) / pair_s > screen_hope_per_s(ladder, ranked)
     others = [x for x in ranked if x.choice.technique not in {y.choice.technique for y in pair}]
-    screens = can_screen(ladder, ranked)
-    is_on = goes_first and screens and is_time_short(ladder, [*pair, *others])
+    is_short = goes_first and is_time_short(ladder, [*pair, *others])
+    is_on = is_short and can_screen(ladder, ranked, pair)
     if goes_first and not is_on:
-        viable = [] if screens else _viable(ladder, looked, tried)
+        viable = [] if can_screen(ladder, ranked) else _viable(ladder, looked, tried)
         yield from try_bundle(ladder, viable, pair, tried)
     tried |= yield from screen_first(ladder, ranked, pair if is_on else ())
     too_late: list[Candidate] = []

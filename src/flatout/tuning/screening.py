@@ -44,7 +44,8 @@ FEWEST = 2
 MOST = 12
 """Techniques in one screen, those with the most hope first."""
 SHARE = 0.35
-"""Of the time that a first race and its guard leave: what cannot be switched needs the rest."""
+"""Of the time before the confirmation: the races, the guard and what cannot be switched need the
+rest."""
 LEAST_S = 15.0
 """A screen of less time than this ends in its introductions."""
 MOST_PROCESSES = 3
@@ -91,10 +92,10 @@ def screen_first(
         pair: Techniques that were seen to help together: on all the time, and raced with the rest.
     """
     chosen = switchable(ladder, ranked)
-    max_s = _time_s(ladder)
+    max_s = _time_s(ladder, pair)
     if len(chosen) < FEWEST:
         return set()
-    if not can_screen(ladder, ranked):
+    if not can_screen(ladder, ranked, pair):
         ladder.notes.append(
             "too little time to screen techniques in one process: pairs of fresh processes "
             "compare them, as far as there is time"
@@ -118,17 +119,19 @@ def screen_first(
     return done | _note_pair(ladder, pair, raced)
 
 
-def can_screen(ladder: TuningState, ranked: Sequence[Candidate]) -> bool:
+def can_screen(
+    ladder: TuningState, ranked: Sequence[Candidate], pair: Sequence[Candidate] = ()
+) -> bool:
     """Return whether there is enough to switch, and the time for it."""
-    return len(switchable(ladder, ranked)) >= FEWEST and _time_s(ladder) >= LEAST_S
+    return len(switchable(ladder, ranked)) >= FEWEST and _time_s(ladder, pair) >= LEAST_S
 
 
-def _time_s(ladder: TuningState) -> float:
-    """Return the time for a screen: a share of what is left once its first race is proven."""
+def _time_s(ladder: TuningState, pair: Sequence[Candidate] = ()) -> float:
+    """Return the time for a screen; one with a pair on leaves the time to prove that."""
     proof_s = ladder.reserve_s
-    if not proof_s:
+    if pair:
         guard_s = ladder.history.guard_cost_s(default=ladder.trial_s)
-        proof_s = FIRST_GUARD_TRIALS * guard_s + ladder.cost_s
+        proof_s += FIRST_GUARD_TRIALS * guard_s + ladder.cost_s
     return SHARE * (ladder.budget.left_s - proof_s)
 
 
