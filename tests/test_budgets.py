@@ -27,7 +27,7 @@ LINES = {
     "hardware": 2_400,
     "kernels": 2_630,
     "launch": 2_060,
-    "parallel": 4_930,
+    "parallel": 4_945,
     "planner": 6_410,
     "records": 5_322,
     "reporting": 5_110,

@@ -52,6 +52,12 @@ DESCRIBED_BY = {
 }
 """What torch's description of a checkpoint is made of, apart from its own classes and dtypes."""
 
+NOT_A_DESCRIPTION = (
+    *(pickle.UnpicklingError, AttributeError, EOFError, ImportError, LookupError, TypeError),
+    ValueError,
+)
+"""What pickle raises for what is none."""
+
 
 class _NotSoundError(Exception):
     """A checkpoint cannot be written or read; every rank is given the reason of one that failed."""
@@ -86,7 +92,7 @@ class _Reader(FileSystemReader):
             for info in found.storage_data.values():
                 if Path(info.relative_path).name != info.relative_path:
                     raise pickle.UnpicklingError(f"it leads to {info.relative_path}")
-        except (pickle.UnpicklingError, AttributeError, TypeError) as error:
+        except NOT_A_DESCRIPTION as error:
             raise UserError(f"the checkpoint {self.path} is not of flatout: {error}") from None
         return found
 
@@ -185,6 +191,7 @@ class Checkpoints:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise _NotSoundError("another training writes its checkpoints there") from None
+            # Some network file systems have no locks: two trainings are then not noticed.
         self.lock = lock
 
     def _newest(self) -> tuple[Path, dict[str, Any]] | None:
@@ -436,8 +443,11 @@ def _read_sound(source: Path) -> dict[str, Any]:
     if checksum != str(zlib.crc32(text)).encode():
         raise _NotSoundError(f"{STATE} is not as it was written")
     found: dict[str, Any] = json.loads(text)
-    for name in sorted(found["files"])[dist.get_rank() :: dist.get_world_size()]:
-        if Path(name).name != name or _sum_of(source / name) != found["files"][name]:
+    sums = found.get("files") if isinstance(found, dict) else None
+    if not isinstance(sums, dict):
+        raise _NotSoundError(f"{STATE} names no files")
+    for name in sorted(sums)[dist.get_rank() :: dist.get_world_size()]:
+        if Path(name).name != name or _sum_of(source / name) != sums[name]:
             raise _NotSoundError(f"{name} is not as it was written")
     return found
 
