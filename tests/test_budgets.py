@@ -20,7 +20,7 @@ MODULES = modules_of(SOURCE)
 LINES = {
     "": 490,
     "agent": 13_440,
-    "analysis": 6_250,
+    "analysis": 6_265,
     "cli": 2_130,
     "data": 11_370,
     "guard": 1_250,
@@ -29,11 +29,11 @@ LINES = {
     "launch": 2_060,
     "parallel": 4_945,
     "planner": 6_410,
-    "records": 5_322,
-    "reporting": 5_110,
+    "records": 5_412,
+    "reporting": 5_132,
     "rules": 4_580,
     "techniques": 10_760,
-    "tuning": 5_580,
+    "tuning": 5_605,
     "workflow": 4_670,
 }
 FLAT_FILES = 26

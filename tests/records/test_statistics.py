@@ -8,6 +8,7 @@ from scipy import stats as scipy_stats
 
 from flatout.records.statistics import (
     Decision,
+    InProcess,
     Prior,
     Rule,
     compare,
@@ -138,3 +139,66 @@ def test_one_pair_that_is_plainly_no_gain_is_given_up_where_no_noise_is_known():
 
 def test_two_pairs_that_contradict_each_other_give_nothing_up():
     assert decide(gather([1.0, 1.0], [1.1, 2.0])) is Decision.UNDECIDED
+
+
+def screened(ratio, error=0.02):
+    return InProcess(log_ratio=math.log(ratio), error=error, freedom=15, n=12)
+
+
+def test_a_screen_that_agrees_narrows_what_noisy_pairs_say():
+    base, candidate = [1.0, 1.1, 0.9, 1.05], [0.85, 0.95, 0.7, 0.93]
+
+    alone = compare(gather(base, candidate))
+    both = compare(gather(base, candidate, in_process=screened(1.2)))
+
+    assert (alone.blocks, both.blocks, both.n) == (0, 12, 4)
+    assert both.interval[0] > alone.interval[0]
+    assert both.interval[1] < alone.interval[1]
+
+
+def test_pairs_that_contradict_a_screen_count_alone():
+    base, candidate = [1.0, 1.01, 0.99], [1.0, 1.0, 1.0]
+
+    seen = screened(1.5)
+
+    assert compare(gather(base, candidate, in_process=seen)) == compare(gather(base, candidate))
+
+
+def test_a_screen_proves_nothing_without_pairs_that_know_their_noise():
+    assert decide(gather([1.0], [0.5], in_process=screened(2.0))) is Decision.UNDECIDED
+    assert decide(gather([1.0, 1.0], [0.5, 0.5], in_process=screened(2.0))) is Decision.UNDECIDED
+
+
+@pytest.mark.parametrize(("noise", "carries"), [(0.07, 0.0), (0.15, 0.05), (0.25, 0.05)])
+def test_what_a_screen_chose_is_seldom_kept_without_a_gain(noise, carries):
+    kept = sum(raced(0.0, noise, carries, seed) is Decision.KEPT for seed in range(2000))
+
+    assert kept <= 10, "half a percent"
+
+
+def test_a_gain_that_the_noise_of_processes_hides_is_found_with_the_screen():
+    kept = sum(raced(math.log(1.2), 0.15, 0.0, seed) is Decision.KEPT for seed in range(200))
+    without = sum(
+        raced(math.log(1.2), 0.15, 0.0, seed, counts=False) is Decision.KEPT for seed in range(200)
+    )
+
+    assert kept >= 180
+    assert without <= 130
+
+
+def raced(log_ratio, noise, carries, seed, *, counts=True):
+    """Return what is decided on a recipe that a screen chose; undecided where it did not."""
+    rng, rule, error = np.random.default_rng(seed), Rule(), 0.03
+    seen = log_ratio + rng.normal(0, carries) + rng.normal(0, error)
+    if seen < student_quantile(0.9, 15) * error:
+        return Decision.UNDECIDED
+    in_process = InProcess(log_ratio=seen, error=error, freedom=15, n=12) if counts else None
+    pairs = rng.normal(log_ratio, noise, size=rule.max_pairs)
+    for n in range(rule.min_pairs_without_prior, rule.max_pairs + 1):
+        found = gather(np.exp(pairs[:n]), np.ones(n), rule=rule, in_process=in_process)
+        decision = decide(found, rule)
+        if decision is not Decision.UNDECIDED:
+            return decision
+        if n >= rule.patience and found.estimate[0] < math.log(rule.promising):
+            break
+    return Decision.UNDECIDED

@@ -20,6 +20,7 @@ from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 WORKERS, BF16 = Choice(technique="loader_workers"), Choice(technique="bf16_autocast")
 FACTORS = {"loader_workers": 0.8, "bf16_autocast": 0.5}
 RECIPE = Recipe(choices=(WORKERS, BF16))
+PROOF = Comparison(ratio=2.4, interval=(2.2, 2.6), n=3)
 
 
 def known(tmp_path, *rows, left_s=100.0, **facts):
@@ -32,6 +33,7 @@ def known(tmp_path, *rows, left_s=100.0, **facts):
         "recipe": RECIPE,
         "rows": rows,
         "final": profile(40.0),
+        "confirmation": PROOF,
         "left_s": lambda: left_s,
     }
     return lab, Measured(**given | facts), world
@@ -87,13 +89,20 @@ def test_without_time_a_screen_says_what_it_saw_and_the_rest_stays_unknown(tmp_p
     rows = (row(WORKERS, 1.2, source="screen"), row(BF16, 1.9, source="screen"))
     lab, measured, world = known(tmp_path, *rows, left_s=-1.0)
 
-    baseline, workers, bf16 = lab.drive(measure_stages(measured))
+    baseline, workers, _ = lab.drive(measure_stages(measured))
 
     assert world.asked == []
     assert (workers.samples_per_s, workers.utilisation) == (None, None)
     assert (workers.alone, workers.alone_source) == (1.2, "screen")
-    assert bf16.samples_per_s == profile(40.0).samples_per_s
     assert baseline.samples_per_s == profile(100.0).samples_per_s
+
+
+def test_the_last_row_agrees_with_the_proof_of_the_whole_recipe(tmp_path):
+    # The middle trial of the pairs alone would say 100 / 40 = 2.5.
+    baseline, *_, last = stages_of(tmp_path)
+
+    assert last.source == "pairs"
+    assert last.samples_per_s / baseline.samples_per_s == pytest.approx(PROOF.ratio)
 
 
 def test_a_trial_that_fails_leaves_its_row_without_a_number(tmp_path):
@@ -143,7 +152,7 @@ def test_gpu_util_is_what_the_table_shows_on_a_gpu(tmp_path):
 
 
 def test_no_table_without_a_proven_recipe(tmp_path):
-    assert stages_of(tmp_path, final=None) == ()
+    assert stages_of(tmp_path, confirmation=None) == ()
     assert stages_of(tmp_path, recipe=Recipe()) == ()
 
 
@@ -164,7 +173,8 @@ def test_a_tuning_measures_its_recipe_as_it_grows(tmp_path):
     )
     speeds = [stage.samples_per_s for stage in ablation.stages]
     assert speeds == sorted(speeds)
-    assert ablation.stages[-1].samples_per_s == ablation.final.samples_per_s
+    whole = ablation.stages[-1].samples_per_s / ablation.stages[0].samples_per_s
+    assert whole == pytest.approx(ablation.confirmation.ratio)
 
 
 def test_the_length_is_read_from_the_script_that_runs(tmp_path):
@@ -227,6 +237,7 @@ def test_the_stages_of_a_real_script_are_measured(tmp_path, monkeypatch):
             recipe=recipe,
             rows=(),
             final=lab.time(recipe).profile,
+            confirmation=PROOF,
             left_s=lambda: 100.0,
         )
     )

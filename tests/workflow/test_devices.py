@@ -81,7 +81,18 @@ def test_a_list_that_names_no_gpu_is_named_as_the_cause():
     check = training_device(machine(gpus=[gpu()], torch_cuda="12.8", variables=variables))
 
     assert check.status == "bad"
-    assert "CUDA_VISIBLE_DEVICES=7" in check.what
+    assert "CUDA_VISIBLE_DEVICES='7'" in check.what
+
+
+def test_a_driver_that_is_too_old_comes_before_a_list_of_gpus():
+    found = machine(
+        gpus=[gpu()],
+        torch_cuda="13.0",
+        driver_cuda="12.8",
+        variables={"CUDA_VISIBLE_DEVICES": "0"},
+    )
+
+    assert "its driver is too old for this torch" in training_device(found).what
 
 
 def test_what_torch_says_is_passed_on():

@@ -16,12 +16,12 @@ import itertools
 import math
 import random
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from flatout.records.statistics import Rule, student_quantile
+from flatout.records.statistics import InProcess, Rule, student_quantile
 
 Array = npt.NDArray[np.float64]
 Cell = tuple[str, ...]
@@ -551,6 +551,24 @@ def own_effects(
     fit = fit_blocks(near, alone)
     found = {label: fit.effect(label, best) for label in best} if fit else {}
     return {label: effect for label, effect in found.items() if effect is not None}
+
+
+def whole_effect(blocks: Sequence[ScreenBlock], recipe: Cell) -> InProcess | None:
+    """Return what a recipe does as a whole, from blocks of it and of nothing; None for too few.
+
+    Args:
+        blocks: Those of the last stage: what was chosen from these would look better than it is.
+        recipe: Labels of its techniques.
+    """
+    near = [block for block in blocks if {*block.on} in ({*recipe}, {*NOTHING_ON})]
+    merged = [replace(block, on=("whole",) if block.on else NOTHING_ON) for block in near]
+    fit = fit_blocks(merged, [ScreenFactor(label="whole")])
+    effect = fit.effect("whole", ("whole",)) if fit and recipe else None
+    if effect is None:
+        return None
+    return InProcess(
+        log_ratio=effect.log_ratio, error=effect.error, freedom=effect.freedom, n=effect.n
+    )
 
 
 def find_suspects(on: Cell, blocks: Sequence[ScreenBlock]) -> list[str]:

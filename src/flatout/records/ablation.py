@@ -186,6 +186,8 @@ class Comparison:
     """95 % interval of the ratio."""
     n: int
     """Number of pairs."""
+    blocks: int = 0
+    """Blocks of steps of one process that switched between the two, where they count as well."""
     resolution: float = 1.0
     """The smallest gain these pairs could have shown: below it, nothing is known."""
     source: str = "pairs"

@@ -48,6 +48,32 @@ class Machine:
     """Further readings for `doctor` and the environment record; plain JSON values."""
 
     @property
+    def gpu_choice(self) -> dict[str, str]:
+        """The variables by which a user, a launcher or a container chose among the GPUs."""
+        variables = self.facts.get("variables", {})
+        return {k: v for k, v in variables.items() if k.endswith("VISIBLE_DEVICES")}
+
+    @property
+    def unseen_because(self) -> str:
+        """Why torch uses none of the GPUs that are here, the first cause from the outside in.
+
+        `driver` (none answers), `hidden` (by an empty variable), `build` (for the CPU only), `old`
+        (the driver, for this build), `unnamed` (a variable names none of them), `trouble` (torch's
+        own), or "" where torch sees one or none is here.
+        """
+        facts = self.facts
+        built, runs = facts.get("torch_cuda"), facts.get("driver_cuda")
+        if self.devices or not facts.get("gpus"):
+            return "driver" if facts.get("pci_gpus") and not self.devices else ""
+        if any(value in ("", "-1") for value in self.gpu_choice.values()):
+            return "hidden"
+        if not built and not facts.get("torch_hip"):
+            return "build"
+        if built and runs and int(runs.split(".")[0]) < int(built.split(".")[0]):
+            return "old"
+        return "unnamed" if self.gpu_choice else "trouble"
+
+    @property
     def has_fast_cpu_bf16(self) -> bool:
         """Whether the CPU multiplies bf16 in hardware."""
         return bool(self.cpu_features & {"avx512_bf16", "amx_bf16", "bf16"})

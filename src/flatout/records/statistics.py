@@ -60,9 +60,33 @@ class Rule:
     """A candidate whose pair variance exceeds the prior's by this factor has noise of its own."""
 
 
+CARRIES_OVER = 0.05
+"""Standard deviation of what a ratio inside one process leaves out of that between fresh ones, in
+logs. Where both are measured they are to agree within 3 % in the middle, which this doubles."""
+CONTRADICTS = 3.0
+"""Standard errors by which the two differ before the pairs alone count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InProcess:
+    """What one process that switched between the two recipes showed of their ratio."""
+
+    log_ratio: float
+    error: float
+    """Its standard error inside that process."""
+    freedom: int
+    n: int
+    """Blocks of steps."""
+
+    @property
+    def variance(self) -> float:
+        """Of the log ratio, taken for that between fresh processes."""
+        return self.error**2 + CARRIES_OVER**2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the pairs of one comparison say, as logs."""
+    """What the pairs of one comparison say, as logs, and what was seen inside one process."""
 
     mean: float
     """Mean of ln(base / candidate): above 0 the candidate is faster."""
@@ -71,13 +95,39 @@ class Evidence:
     freedom: int
     n: int
     has_prior: bool = False
+    in_process: InProcess | None = None
+
+    @property
+    def agreeing(self) -> InProcess | None:
+        """What was seen inside one process, unless the pairs contradict it or know no noise yet."""
+        seen, own = self.in_process, self.variance / self.n
+        if seen is None or self.freedom < 1 or own <= 0:
+            return None
+        is_near = abs(self.mean - seen.log_ratio) <= CONTRADICTS * math.sqrt(own + seen.variance)
+        return seen if is_near else None
+
+    @property
+    def estimate(self) -> tuple[float, float, int]:
+        """The log ratio, its variance and its degrees of freedom, of all that counts.
+
+        Both sources are weighted by the inverse of their variances; the degrees of freedom are
+        Welch's and Satterthwaite's for such a sum.
+        """
+        own, seen = self.variance / self.n, self.agreeing
+        if seen is None:
+            return self.mean, own, self.freedom
+        weights = 1 / own, 1 / seen.variance
+        total = sum(weights)
+        freedom = total**2 / (weights[0] ** 2 / self.freedom + weights[1] ** 2 / seen.freedom)
+        mean = (weights[0] * self.mean + weights[1] * seen.log_ratio) / total
+        return mean, 1 / total, max(1, int(freedom))
 
     def bound(self, confidence: float, side: int) -> float:
         """Return the one-sided bound, `side` -1 for the lower and +1 for the upper one."""
-        if self.freedom < 1:
+        mean, variance, freedom = self.estimate
+        if freedom < 1:
             return side * math.inf
-        width = student_quantile(confidence, self.freedom) * math.sqrt(self.variance / self.n)
-        return self.mean + side * width
+        return mean + side * student_quantile(confidence, freedom) * math.sqrt(variance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +159,7 @@ def gather(
     candidate_s: Sequence[float],
     prior: Prior = Prior(),
     rule: Rule = Rule(),
+    in_process: InProcess | None = None,
 ) -> Evidence:
     """Return the evidence of interleaved pairs of step times, in seconds.
 
@@ -117,6 +168,7 @@ def gather(
         candidate_s: the candidate's, pair by pair.
         prior: the noise as trials outside these pairs show it.
         rule: says when the candidate's own spread overrules the prior.
+        in_process: what a screen showed of the same two recipes.
     """
     differences = [
         math.log(base / candidate) for base, candidate in zip(base_s, candidate_s, strict=True)
@@ -129,7 +181,14 @@ def gather(
         counted = 0
     freedom = counted + n - 1
     variance = (counted * prior.variance + squares) / freedom if freedom else math.inf
-    return Evidence(mean=mean, variance=variance, freedom=freedom, n=n, has_prior=counted > 0)
+    return Evidence(
+        mean=mean,
+        variance=variance,
+        freedom=freedom,
+        n=n,
+        has_prior=counted > 0,
+        in_process=in_process,
+    )
 
 
 def decide(evidence: Evidence, rule: Rule = Rule()) -> Decision:
@@ -181,10 +240,12 @@ def compare(evidence: Evidence, rule: Rule = Rule()) -> Comparison:
     else:
         low = math.exp(evidence.bound(0.975, -1))
         high = math.exp(evidence.bound(0.975, +1))
+    seen = evidence.agreeing
     return Comparison(
-        ratio=math.exp(evidence.mean),
+        ratio=math.exp(evidence.estimate[0]),
         interval=(low, high),
         n=evidence.n,
+        blocks=seen.n if seen else 0,
         resolution=resolution(evidence.variance, rule),
     )
 

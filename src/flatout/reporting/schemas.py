@@ -97,7 +97,7 @@ def _ablation(known: Schema) -> Schema:
     row = _record(
         Row, known, "choice", "comparison", plus=record_schema(Choice, known)["properties"]
     )
-    row["properties"] |= pair | {"source": TEXT}
+    row["properties"] |= pair | COMPARED
     row["required"] += [*pair]
     prediction = _record(Prediction, known, plus={"error": NUMBER})
     return _record(
@@ -113,10 +113,14 @@ def _ablation(known: Schema) -> Schema:
     )
 
 
+COMPARED = {"source": TEXT, "blocks": COUNT}
+"""What only an entry that was compared has."""
+
+
 def _best(own: Schema, pair: Schema) -> Schema:
-    """Return the final recipe's entry; `source` is there where it was compared."""
+    """Return the final recipe's entry."""
     best = _object(own | pair)
-    best["properties"]["source"] = TEXT
+    best["properties"] |= COMPARED
     return best
 
 

@@ -215,9 +215,7 @@ def _try(ladder: TuningState, candidate: Candidate) -> Asking[Trial | None]:
         companion = find_companion(before, after, candidate, ladder.search)
     is_open = match.decision is Decision.UNDECIDED and match.failure is None
     if is_open and companion is None and ladder.has_time(for_candidates=MORE_SHARE):
-        match = yield from ladder.play(
-            recipe, Rule(max_pairs=SINGLE_PAIRS, looks_ahead=True), earlier=match
-        )
+        match = yield from ladder.play(recipe, Rule(max_pairs=SINGLE_PAIRS, looks_ahead=True))
     row = yield from ladder.settle(candidate, recipe, match)
     if companion is not None and ladder.has_time():
         both = recipe.plus(companion.choice)
@@ -301,10 +299,8 @@ def _try_longer(ladder: TuningState) -> Asking[None]:
         ladder.undecided.remove(item)
         recipe = ladder.recipe.plus(item.candidate.choice)
         ladder.say(item.candidate.choice.label)
-        # What was played on top of another recipe says little here: it starts again.
-        is_same = item.base == ladder.recipe
-        match = yield from ladder.play(recipe, Rule(), earlier=item.match if is_same else None)
-        if is_same:
+        match = yield from ladder.play(recipe, Rule())
+        if item.base == ladder.recipe:
             ladder.rows.remove(item.row)
         yield from ladder.settle(item.candidate, recipe, match)
 

@@ -13,6 +13,7 @@ from flatout.records.recipe import Recipe
 from flatout.records.statistics import (
     Decision,
     Evidence,
+    InProcess,
     Rule,
     can_decide,
     compare,
@@ -39,6 +40,8 @@ class Sides:
     """Pairs under a load that the user accepted."""
     disturbed: list[str] = field(default_factory=list)
     """What spoilt the pairs that do not count."""
+    in_process: InProcess | None = None
+    """What a screen showed of the two recipes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,22 +72,30 @@ def play(
     *,
     may_go_on: Callable[[int], bool],
     rule: Rule = Rule(),
-    earlier: Match | None = None,
+    sides: Sides | None = None,
 ) -> Asking[Match]:
     """Ask for pairs AB, BA, AB, ... until the rule decides, pairs run out, or time does.
 
-    `may_go_on` is asked with the number of pairs so far.
+    `may_go_on` is asked with the number of pairs so far. `sides` are those that were played before,
+    to go on from, and what a screen showed of the two recipes: that counts next to the pairs, as
+    long as these do not contradict it.
     Where the last trial before was one of the base, for another candidate, it serves the first pair
     too. Each comparison on its own is as it was, and a candidate costs three trials, not four.
     A candidate that shows no gain worth waiting for after `rule.patience` pairs is set aside: the
     time is better spent on the next one. That can only turn an answer into "inconclusive".
     """
-    sides = earlier.sides if earlier else Sides()
+    sides = sides or Sides()
     evidence = _evidence(history, sides, rule) if sides.base else None
-    decision, ran_out = Decision.UNDECIDED, False
+    decision, ran_out = _decision(evidence, sides, rule), False
     while (number := len(sides.base)) < rule.max_pairs:
-        if rule.looks_ahead and evidence is not None and not can_decide(evidence, rule):
+        if decision is not Decision.UNDECIDED and number >= rule.at_least:
             break
+        if evidence is not None:
+            is_promising = evidence.estimate[0] >= math.log(rule.promising)
+            if number >= rule.patience and not is_promising and not _is_too_loaded(sides):
+                break
+            if rule.looks_ahead and not can_decide(evidence, rule):
+                break
         if number >= max(1, rule.at_least) and not may_go_on(number):
             ran_out = True
             break
@@ -103,14 +114,7 @@ def play(
                 break
             continue
         evidence = _evidence(history, sides, rule)
-        decision = decide(evidence, rule)
-        if sides.loaded and len(sides.base) < LOADED_PAIRS:
-            decision = Decision.UNDECIDED
-            continue
-        if decision is not Decision.UNDECIDED and number + 1 >= rule.at_least:
-            break
-        if number + 1 >= rule.patience and evidence.mean < math.log(rule.promising):
-            break
+        decision = _decision(evidence, sides, rule)
     return Match(
         decision=decision,
         comparison=compare(evidence, rule) if evidence else None,
@@ -121,6 +125,17 @@ def play(
         ran_out=ran_out,
         disturbed=sides.disturbed[-1] if len(sides.disturbed) >= MOST_DISTURBED else "",
     )
+
+
+def _decision(evidence: Evidence | None, sides: Sides, rule: Rule) -> Decision:
+    if evidence is None or _is_too_loaded(sides):
+        return Decision.UNDECIDED
+    return decide(evidence, rule)
+
+
+def _is_too_loaded(sides: Sides) -> bool:
+    """Return whether it is too early to say anything, under a load that the user accepted."""
+    return bool(sides.loaded) and len(sides.base) < LOADED_PAIRS
 
 
 def _play_pair(
@@ -171,7 +186,8 @@ def _evidence(history: TrialHistory, sides: Sides, rule: Rule) -> Evidence:
     ]
     own = {*base_s, *(profile.whole_step_ms / 1e3 for profile in sides.candidate)}
     others = [[t for t in group if t not in own] for group in history.all_times()]
-    return gather(base_s, candidate_s, prior_of([g for g in others if g], rule), rule)
+    prior = prior_of([g for g in others if g], rule)
+    return gather(base_s, candidate_s, prior, rule, sides.in_process)
 
 
 def pace_ms(profile: Profile, base: Profile) -> float:

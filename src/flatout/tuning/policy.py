@@ -178,7 +178,8 @@ def _tuned(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
             floor=floor,
             recipe=state.recipe,
             rows=tuple(state.rows),
-            final=proof.final if proof.confirmation else None,
+            final=proof.final,
+            confirmation=proof.confirmation,
             left_s=lambda: task.budget_s - history.budget.elapsed_s,
         )
     )
@@ -351,7 +352,12 @@ def _confirmed(state: TuningState) -> Asking[Match]:
     if race and race.comparison and race.comparison.n >= state.confirm_pairs:
         return race
     match = yield from play(
-        history, base, recipe, may_go_on=lambda _: state.budget.left_s > 0, rule=rule, earlier=race
+        history,
+        base,
+        recipe,
+        may_go_on=lambda _: state.budget.left_s > 0,
+        rule=rule,
+        sides=race.sides if race else None,
     )
     is_open = match.ran_out and match.decision is Decision.UNDECIDED
     if not is_open or match.comparison is None or match.comparison.ratio < rule.promising:
@@ -365,7 +371,7 @@ def _confirmed(state: TuningState) -> Asking[Match]:
             recipe,
             may_go_on=lambda _: state.budget.left_s > -OVERDRAFT * state.budget.total_s,
             rule=more,
-            earlier=match,
+            sides=match.sides,
         )
     )
 

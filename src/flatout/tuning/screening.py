@@ -23,6 +23,7 @@ from flatout.analysis.screen import (
     find_suspects,
     fit_blocks,
     own_effects,
+    whole_effect,
 )
 from flatout.records.ablation import Comparison, LossCheck, Row, Verdict
 from flatout.records.catalogue import technique_class
@@ -64,6 +65,8 @@ class Screened:
     refused: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     startup_s: Mapping[str, float] = field(default_factory=dict)
+    credit: Sequence[ScreenBlock] = ()
+    """Blocks of the best recipe, of it less one technique and of nothing."""
     blocks: int = 0
     thrown_away: int = 0
     """Blocks that other work disturbed, or that were not training alone."""
@@ -214,6 +217,7 @@ def _screen(
         refused=refused,
         failed=lost,
         startup_s=startup_s,
+        credit=credit,
         blocks=len(usable),
         thrown_away=len(usable) - len(counting(usable)),
         steps=steps,
@@ -317,7 +321,9 @@ def _race(
         together = [*on, *(by_label[label] for label in cell)]
         recipe = ladder.recipe.plus(*(x.choice for x in together))
         ladder.say(recipe.label)
-        match = yield from ladder.play(recipe, Rule())
+        # What was on all the time the screen cannot speak of.
+        seen = None if on else whole_effect(found.credit, cell)
+        match = yield from ladder.play(recipe, Rule(), seen)
         _note_race(ladder, recipe, match)
         if match.decision is not Decision.KEPT or match.candidate is None:
             undecided = cell if match.decision is Decision.UNDECIDED else NOTHING_ON
@@ -346,7 +352,9 @@ def _note_race(ladder: TuningState, recipe: Recipe, match: Match) -> None:
     if match.failure is not None:
         shown += f" ({match.failure.message or match.failure.outcome.value})"
     if pair is not None:
-        shown = f"{format_ratio(pair.ratio)} ({format_interval(*pair.interval)}, n={pair.n} pairs)"
+        more = f" and {pair.blocks} blocks" if pair.blocks else ""
+        interval = format_interval(*pair.interval)
+        shown = f"{format_ratio(pair.ratio)} ({interval}, n={pair.n} pairs{more})"
     text = f"the recipe of the screen in fresh processes: {shown}"
     ladder.notes.append(f"{text}: {recipe.label}")
     ladder.say("", event=text)

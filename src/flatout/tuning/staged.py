@@ -33,6 +33,8 @@ class Measured:
     rows: tuple[Row, ...]
     final: Profile | None
     """Of the whole recipe, as it was confirmed."""
+    confirmation: Comparison | None
+    """Of the whole recipe with the unchanged script: the last row agrees with what it says."""
     left_s: Callable[[], float]
 
 
@@ -43,7 +45,7 @@ def measure_stages(known: Measured) -> Asking[tuple[StagedRow, ...]]:
     numbers of their own.
     """
     added = [x for x in known.recipe.choices if x not in known.floor.choices]
-    if not added or known.final is None:
+    if not added or known.final is None or known.confirmation is None:
         return ()
     stages = [staged_row(known.baseline, "pairs")]
     recipes = [
@@ -78,7 +80,10 @@ def _so_far(
     """Add what the recipe up to this technique gives."""
     if recipe == known.recipe:
         assert known.final is not None
-        return staged_row(known.final, "pairs", technique=stage.technique, promise=stage.promise)
+        assert known.confirmation is not None
+        whole = staged_row(known.final, "pairs", technique=stage.technique, promise=stage.promise)
+        per_s = known.baseline.samples_per_s * known.confirmation.ratio
+        return replace(whole, samples_per_s=per_s or None)
     before = set(recipe.names) - {stage.technique.split()[0]}
     for row in known.rows:
         is_this = row.choice.label == stage.technique and {*row.on_top_of} == before

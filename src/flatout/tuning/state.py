@@ -8,12 +8,12 @@ from flatout.records.catalogue import technique_class
 from flatout.records.live import Progress
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.statistics import Decision, Rule
-from flatout.tuning.experiments import Asking, Budget, TrialHistory
+from flatout.records.statistics import Decision, InProcess, Rule
+from flatout.tuning.experiments import Asking, Budget, TrialHistory, key_of
 from flatout.tuning.extra_profiling import Looks
 from flatout.tuning.guard_checker import find_guilty
 from flatout.tuning.history import Errors
-from flatout.tuning.pairs import Match, event_of, play, row_of
+from flatout.tuning.pairs import Match, Sides, event_of, play, row_of
 from flatout.tuning.ranking import TYPICAL_PAIRS, Candidate, Experience, Search
 from flatout.tuning.worker_scan import WorkerScans
 
@@ -73,6 +73,8 @@ class TuningState:
     """Whether the two techniques that a scan saw to help together were played as one."""
     passengers: frozenset[str] = frozenset()
     """Techniques that came in as one without a proof of their own."""
+    sides: dict[tuple[str, str], Sides] = field(default_factory=dict)
+    """The pairs of each two recipes that were compared, by their keys."""
     best_ratio: float = 1.0
     race: Match | None = None
     """That of the recipe so far against the unchanged script, where it is no winner of many: a
@@ -136,9 +138,12 @@ class TuningState:
         """Return whether so many more candidates fit in before the confirmation."""
         return self.budget.left_s >= for_candidates * self.cost_s + self.reserve_s
 
-    def play(self, recipe: Recipe, rule: Rule, *, earlier: Match | None = None) -> Asking[Match]:
+    def play(
+        self, recipe: Recipe, rule: Rule, in_process: InProcess | None = None
+    ) -> Asking[Match]:
         """Play a recipe against the one so far while there is time before the confirmation.
 
+        It goes on from the pairs of the two that were played before, unless others disturbed them.
         The pairs that can decide on a first recipe are played while there is any time: without them
         everything before was for nothing. Further ones leave the time for its guard.
         """
@@ -153,14 +158,20 @@ class TuningState:
             guard_s = FIRST_GUARD_TRIALS * self.history.guard_cost_s(default=one)
             return self.budget.left_s > guard_s + pair_s
 
-        return play(
+        keys = (key_of(self.recipe), key_of(recipe))
+        sides = self.sides.setdefault(keys, Sides())
+        sides.in_process = in_process or sides.in_process
+        match = yield from play(
             self.history,
             self.recipe,
             recipe,
             may_go_on=may_go_on,
             rule=rule,
-            earlier=earlier,
+            sides=sides,
         )
+        if match.failure is not None or match.disturbed:
+            del self.sides[keys]
+        return match
 
     def say(self, trying: str, *, event: str = "") -> None:
         """Report the progress."""

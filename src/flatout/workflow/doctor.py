@@ -118,43 +118,42 @@ def _on_accelerator(machine: Machine) -> Check:
 
 
 def _unused_gpus(machine: Machine, gpus: str) -> Check:
-    """Name the first cause, from the outside in: hidden, not built for, not working."""
-    facts = machine.facts
-    hiding = [name for name in _hiding_variables(facts) if facts["variables"][name] in ("", "-1")]
-    if hiding:
-        name = hiding[0]
-        return Check(
-            status=BAD,
-            what=f"{gpus} here, hidden by {name}={facts['variables'][name]!r}",
-            why="training lands on the CPU: every program started from here sees no GPU",
-            next=f"unset {name}",
-        )
-    if facts.get("torch_cuda") is None and facts.get("torch_hip") is None:
-        return Check(
-            status=BAD,
-            what=f"{gpus} here, but torch {machine.torch_version} is a build for the CPU only",
-            why="training lands on the CPU: torch.cuda.is_available() is False with this build",
-            next=REINSTALL,
-        )
-    if chosen := _hiding_variables(facts):
-        given = ", ".join(f"{name}={facts['variables'][name]}" for name in chosen)
-        return Check(
-            status=BAD,
-            what=f"{gpus} here, none of them named by {given}",
-            why="training lands on the CPU: an entry that names no GPU ends the list",
-            next=f"unset {chosen[0]}, or name GPUs that nvidia-smi -L lists",
-        )
+    """Say why torch uses none of the GPUs, and what to do about it."""
+    cause, facts = machine.unseen_because, machine.facts
+    given = ", ".join(f"{name}={value!r}" for name, value in machine.gpu_choice.items())
+    what, why, advice = {
+        "hidden": (
+            f"hidden by {given}",
+            "every program started from here sees no GPU",
+            f"unset {' '.join(machine.gpu_choice)}",
+        ),
+        "build": (
+            f"but torch {machine.torch_version} is a build for the CPU only",
+            "torch.cuda.is_available() is False with this build",
+            REINSTALL,
+        ),
+        "old": (
+            "but its driver is too old for this torch",
+            "torch finds no GPU with this driver",
+            "update the GPU driver, or install a torch for it",
+        ),
+        "unnamed": (
+            f"none of them named by {given}",
+            "an entry that names no GPU ends the list",
+            f"unset {' '.join(machine.gpu_choice)}, or name GPUs that nvidia-smi -L lists",
+        ),
+        "trouble": (
+            f"but torch cannot use them: {facts.get('torch_trouble') or 'it does not say why'}",
+            "or the script fails at the first .cuda()",
+            "python -c 'import torch; torch.cuda.init()' shows torch's own error",
+        ),
+    }[cause]
     return Check(
         status=BAD,
-        what=f"{gpus} here, but torch cannot use them: "
-        f"{facts.get('torch_trouble') or 'it does not say why'}",
-        why="training lands on the CPU or fails at the first .cuda()",
-        next="python -c 'import torch; torch.cuda.init()' shows torch's own error",
+        what=f"{gpus} here, {what}",
+        why=f"training lands on the CPU: {why}",
+        next=advice,
     )
-
-
-def _hiding_variables(facts: Mapping[str, Any]) -> list[str]:
-    return [name for name in facts.get("variables", {}) if name.endswith("VISIBLE_DEVICES")]
 
 
 def _is_busy(gpu: Mapping[str, Any]) -> bool:

@@ -148,6 +148,16 @@ def test_an_early_end_without_a_result_is_no_answer(leave, stopped, words):
     assert words in first_line(replace(leave, stopped=stopped))
 
 
+def test_an_early_end_names_what_more_pairs_would_be_for(leave):
+    shown = Comparison(ratio=1.14, interval=(0.98, 1.3), n=6)
+    rows = (replace(leave.rows[0], verdict=Verdict.INCONCLUSIVE, comparison=shown),)
+    label = rows[0].choice.label
+
+    text = first_line(replace(leave, stopped="budget", rows=rows))
+
+    assert f"{label} looks like 1.14x (0.98-1.30, n=6 pairs), which is not proven" in text
+
+
 def test_compiling_shows_when_it_has_paid_for_itself(tuned):
     text = " ".join(render_ablation(tuned, details=True).split())
 

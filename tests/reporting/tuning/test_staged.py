@@ -57,6 +57,13 @@ def test_the_picture_has_a_bar_a_step_with_what_the_table_says(staged):
     assert "prefers-color-scheme: dark" in root.find(f"{SVG}style").text
 
 
+def test_the_page_has_the_picture_with_the_table(staged):
+    page = ablation_html(staged)
+
+    assert page.count("<svg") == 2
+    assert staged_svg(staged) in page
+
+
 def test_the_picture_is_korean_where_the_report_is(staged):
     text = staged_svg(staged, "ko")
 

@@ -20,7 +20,7 @@ from flatout.reporting.blocks import (
     safe,
 )
 from flatout.reporting.templates import render
-from flatout.reporting.tuning.speedup_chart import ladder_rows, ladder_svg
+from flatout.reporting.tuning.speedup_chart import ladder_rows, ladder_svg, staged_svg
 from flatout.reporting.tuning.staged import staged_section
 from flatout.reporting.tuning.text import EVERYTHING, table_of
 from flatout.reporting.tuning.verdict import (
@@ -100,12 +100,13 @@ def ablation_html(
             "headline": say.text(headline(ablation)),
             "workload": ablation.workload,
             "where": say.text(where(ablation)),
-            # The plot was escaped when it was rendered.
+            # The plots were escaped when they were rendered.
             "plot": Markup(ladder_svg(ablation, language)),  # noqa: S704  made by us
             "columns": EVERYTHING[1:],
             "words": WORD_COLUMNS,
             "rows": ladder_rows(ablation, say),
             "staged": staged.tables[0] if staged else None,
+            "staged_plot": Markup(staged_svg(ablation, language) or ""),  # noqa: S704  made by us
             "staged_sentences": [say.text(text) for text in staged.sentences] if staged else (),
             "reasons": [say.text(text) for text in (*reasons(ablation), ending(ablation))],
             "next_command": next_command(ablation, place),

@@ -23,6 +23,7 @@ from flatout.records.ablation import (
 from flatout.records.catalogue import setter_of
 from flatout.records.messages import Sentence, Text, named, words, written
 from flatout.records.recipe import Recipe
+from flatout.records.statistics import Rule
 from flatout.records.technique import Technique
 from flatout.records.units import (
     MAX_RATIO_END,
@@ -98,6 +99,8 @@ def where(ablation: Ablation) -> Sentence:
 def _proof_of(pair: Comparison) -> str:
     if pair.source == "screen":
         return "gain.proof_blocks"
+    if pair.blocks:
+        return "gain.proof_both"
     return "gain.proof" if pair.n != 1 else "gain.proof_one"
 
 
@@ -112,6 +115,7 @@ def gain(pair: Comparison) -> Sentence:
         _proof_of(pair),
         interval=format_interval(*pair.interval),
         n=str(pair.n),
+        blocks=str(pair.blocks),
     )
     return words(f"gain.{name}", ratio=times(pair.ratio), proof=proof)
 
@@ -262,10 +266,27 @@ def _nothing_kept(ablation: Ablation) -> Sentence:
             return words("tuning.not_proven", tried=tried, gain=gain(pair))
         return words("tuning.leave_it", tried=tried)
     if ablation.stopped in STOPPED:
-        return words("tuning.no_answer", tried=tried, why=stop_reason(ablation))
+        open_one = _most_promising(ablation)
+        looks = words("tuning.looks", **open_one) if open_one else ""
+        return words("tuning.no_answer", tried=tried, why=stop_reason(ablation), looks=looks)
     free_data = ablation.baseline.ceilings.free_data
     name = "no_gain" if free_data >= WORTH_LOOKING else "nothing"
     return words(f"tuning.{name}", tried=tried, ceiling=times(free_data))
+
+
+def _most_promising(ablation: Ablation) -> dict[str, Text]:
+    """Return which technique more pairs would be for, and what they have shown; {} for none."""
+    found = [
+        (pair, row.choice.label)
+        for row in ablation.rows
+        if row.verdict is Verdict.INCONCLUSIVE and (pair := row.comparison) is not None
+        if pair.source == "pairs" and pair.n > 1 and pair.ratio >= Rule().promising
+    ]
+    if not found:
+        return {}
+    pair, label = max(found, key=lambda item: item[0].ratio)
+    shown = format_interval(*pair.interval)
+    return {"technique": label, "ratio": times(pair.ratio), "interval": shown, "n": str(pair.n)}
 
 
 def _training(ablation: Ablation) -> Sentence:

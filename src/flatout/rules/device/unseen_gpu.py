@@ -7,48 +7,44 @@ from flatout.records.profile import Profile
 from flatout.records.units import format_ms, format_share
 from flatout.rules.runtime.unused_gpu import COMPUTE, MIN_COMPUTE_MS, MIN_SHARE
 
-HIDES_ALL = ("", "-1")
-
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report a model that computes on the CPU for long, with what keeps torch from the GPU."""
-    facts = machine.facts
-    gpus = max(len(facts.get("gpus", ())), facts.get("pci_gpus", 0))
-    if profile.device_kind != "cpu" or machine.devices or not gpus:
+    cause = machine.unseen_because
+    if profile.device_kind != "cpu" or not cause:
         return None
     share, compute_ms = profile.share(*COMPUTE), sum(profile.phases_ms[name] for name in COMPUTE)
     if share < MIN_SHARE or compute_ms < MIN_COMPUTE_MS:
         return None
-    cause, fields = _cause(machine)
+    gpus = max(len(machine.facts.get("gpus", ())), machine.facts.get("pci_gpus", 0))
+    name, fields = _words_of(cause, machine)
     return Finding(
         code="unseen_gpu",
         share=share,
         is_bound=True,
         because=words(
-            f"finding.unseen_gpu.because_{cause}",
+            f"finding.unseen_gpu.because_{name}",
             compute=format_ms(compute_ms),
             step=format_ms(profile.step_ms.median),
             share=format_share(share),
             gpus=str(gpus),
             **fields,
         ),
-        next=words(f"finding.unseen_gpu.next_{cause}", **fields),
+        next=words(f"finding.unseen_gpu.next_{name}", **fields),
         evidence={"compute_ms": compute_ms, "gpus": float(gpus)},
     )
 
 
-def _cause(machine: Machine) -> tuple[str, dict[str, Text]]:
-    """Return the first cause, from the outside in: no driver, hidden, not built for, too old."""
+def _words_of(cause: str, machine: Machine) -> tuple[str, dict[str, Text]]:
+    """Return under which name a cause is explained, and with which facts."""
     facts = machine.facts
-    if not facts.get("gpus"):
-        return "driver", {"why": facts.get("driver_trouble") or "-"}
-    chosen = {k: v for k, v in facts.get("variables", {}).items() if k.endswith("VISIBLE_DEVICES")}
-    hiding = {name: value for name, value in chosen.items() if value in HIDES_ALL}
-    built, runs = facts.get("torch_cuda"), facts.get("driver_cuda")
-    if not hiding and not built and not facts.get("torch_hip"):
-        return "build", {"torch": machine.torch_version}
-    if not hiding and built and runs and int(runs.split(".")[0]) < int(built.split(".")[0]):
-        return "old", {"built": built, "runs": runs}
-    for name, value in (hiding or chosen).items():
+    if cause == "build":
+        return cause, {"torch": machine.torch_version}
+    if cause == "old":
+        return cause, {"built": facts["torch_cuda"], "runs": facts["driver_cuda"]}
+    if cause in ("hidden", "unnamed"):
+        # The one that hides all comes before one that names some.
+        name, value = min(machine.gpu_choice.items(), key=lambda item: item[1] not in ("", "-1"))
         return "hidden", {"variable": name, "value": repr(value)}
-    return "trouble", {"why": facts.get("torch_trouble") or "-"}
+    trouble = facts.get("driver_trouble" if cause == "driver" else "torch_trouble")
+    return cause, {"why": trouble or words("finding.unseen_gpu.no_reason")}
