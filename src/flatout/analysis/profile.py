@@ -222,6 +222,7 @@ def _loader(seen: LoaderSeen, window: Window) -> LoaderFacts:
             "address": seen.address,
             "is_training": seen.is_training,
             "batches_drawn": seen.batches,
+            "builds": seen.builds,
             "epochs_started": seen.epochs,
             "first_batch": seen.first_batch,
             "epoch_samples": seen.epoch_samples,

@@ -128,6 +128,8 @@ class LoaderFacts:
     batch_bytes: int = 0
     """Bytes of the tensors in one batch, median of those seen."""
     batches_drawn: int = 0
+    builds: int = 1
+    """How often it was built there: more than once where each epoch makes one of its own."""
     epochs_started: int = 0
     fetch_ms: float = 0.0
     """Time to produce one batch, measured in the main process when `num_workers` is 0."""

@@ -50,6 +50,7 @@ class LoaderSeen:
     asked: dict[str, Any]
     """The arguments as the script gave them."""
     is_training: bool = False
+    builds: int = 1
     batches: int = 0
     epochs: int = 0
     batch_bytes: list[int] = field(default_factory=list)

@@ -27,6 +27,12 @@ def test_short_starts_and_workers_that_live_on_are_left_alone(silent):
     assert check(silent, machine()) is None
 
 
+def test_a_loader_that_is_built_again_ends_the_workers_that_it_wanted_to_keep():
+    finding = check(known(1000.0, persistent_workers=True, builds=3), machine())
+
+    assert finding.next.startswith("make the loader once, before the epochs: persistent_workers")
+
+
 SCRIPT = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -55,8 +61,9 @@ def test_real_workers_that_end_with_each_of_short_epochs_are_found(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_loader_that_is_made_again_in_each_epoch_is_found(tmp_path):
-    text = SCRIPT.format(before="", within=MADE.format(more=""))
+@pytest.mark.parametrize("more", ["", ", persistent_workers=True"])
+def test_a_loader_that_is_made_again_in_each_epoch_is_found(tmp_path, more):
+    text = SCRIPT.format(before="", within=MADE.format(more=more))
     finding = findings_of(tmp_path, text)["restarted_workers"]
 
     assert finding.next.startswith("make the loader once, before the epochs")

@@ -267,7 +267,9 @@ class _Construction:
     ) -> None:
         loader.__dict__[ADDRESS] = address
         self.built.append(weakref.ref(loader))
-        if address not in self.session.loaders:
+        if address in self.session.loaders:
+            self.session.loaders[address].builds += 1
+        else:
             facts = {"effective_workers": loader.num_workers, "line": self.lines.of(frame)}
             self.session.quietly(self._note_facts)(loader, asked, address, facts)
 

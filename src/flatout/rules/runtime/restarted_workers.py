@@ -16,11 +16,14 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report what starting the workers takes of an epoch, where they could live on."""
     del machine
     again = [each for each in profile.training_loaders if each.workers]
-    if not again or any(each.persistent_workers for each in again) or not profile.epoch_steps:
+    live_on = any(each.persistent_workers and each.builds == 1 for each in again)
+    if not again or live_on or not profile.epoch_steps:
         return None
     share = 1 - profile.step_ms.median / profile.whole_step_ms if profile.whole_step_ms else 0.0
     if share < MIN_SHARE:
         return None
+    # Workers that would live on end with their loader.
+    name = "next_built" if all(each.persistent_workers for each in again) else "next"
     return Finding(
         code="restarted_workers",
         share=share,
@@ -31,7 +34,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             share=format_share(share),
         ),
         next=words(
-            "finding.restarted_workers.next",
+            f"finding.restarted_workers.{name}",
             command="flatout tune --only persistent_workers train.py",
         ),
         evidence={
