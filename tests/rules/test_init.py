@@ -24,6 +24,7 @@ from tests.techniques.facts import gpu, loader, machine, model, optimizer, profi
 EVERYTHING = profile(
     phases_ms={"data_wait": 50.0, "optimizer": 30.0, "other": 20.0},
     eval_ms=10.0,
+    eval_share=0.5,
     limits=Limits(least_step_ms=190.0, gemm_dtype="float32"),
     gpu=GpuReadings(
         other_processes=1,

@@ -30,7 +30,9 @@ def test_short_starts_and_workers_that_live_on_are_left_alone(silent):
 def test_a_loader_that_is_built_again_ends_the_workers_that_it_wanted_to_keep():
     finding = check(known(1000.0, persistent_workers=True, builds=3), machine())
 
-    assert finding.next.startswith("make the loader once, before the epochs: what persistent_workers")
+    assert finding.next.startswith(
+        "make the loader once, before the epochs: what persistent_workers"
+    )
 
 
 SCRIPT = """

@@ -9,6 +9,8 @@ from flatout.records.units import format_bytes, format_ms, format_rate, format_r
 
 WORTH_A_HEADLINE = 0.10
 """A wait below a tenth of the step is not what a reader should look at first."""
+MOST = 0.5
+"""Of the run: what takes more comes before anything inside a step."""
 MOST_CONSUMERS = 3
 WORTH_A_WORD = 0.01
 """A share below a percent of the step is no part of the answer."""
@@ -27,6 +29,9 @@ CEILINGS = {
 
 def headline(profile: Profile) -> Sentence:
     """Return the one sentence that answers where the time goes."""
+    first = next(iter(profile.findings), None)
+    if first and first.of == "run" and not first.is_bound and first.share > MOST:
+        return words("headline.because", because=written(first.because))
     copies = profile.share("h2d")
     others = (
         finding
