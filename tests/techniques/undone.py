@@ -165,7 +165,10 @@ def state():
 def of_process():
     autograd = torch._C._autograd
     return {
-        "threads": sorted(thread.name for thread in threading.enumerate()),
+        # A queue's feeder ends shortly after its worker: that is Python's, and not at once.
+        "threads": sorted(
+            thread.name for thread in threading.enumerate() if thread.name != "QueueFeederThread"
+        ),
         "torch.get_num_threads": torch.get_num_threads(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "cudnn.benchmark": torch.backends.cudnn.benchmark,

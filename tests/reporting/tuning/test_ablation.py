@@ -150,7 +150,11 @@ def test_an_early_end_without_a_result_is_no_answer(leave, stopped, words):
 
 def test_an_early_end_names_what_more_pairs_would_be_for(leave):
     shown = Comparison(ratio=1.14, interval=(0.98, 1.3), n=6)
-    rows = (replace(leave.rows[0], verdict=Verdict.INCONCLUSIVE, comparison=shown),)
+    vague = Comparison(ratio=1.22, interval=(0.94, 1.59), n=2)
+    rows = tuple(
+        replace(row, verdict=Verdict.INCONCLUSIVE, comparison=pair)
+        for row, pair in zip(leave.rows, (shown, vague), strict=True)
+    )
     label = rows[0].choice.label
 
     text = first_line(replace(leave, stopped="budget", rows=rows))

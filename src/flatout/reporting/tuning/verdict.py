@@ -284,7 +284,7 @@ def _most_promising(ablation: Ablation) -> dict[str, Text]:
     ]
     if not found:
         return {}
-    pair, label = max(found, key=lambda item: item[0].ratio)
+    pair, label = max(found, key=lambda item: item[0].interval[0])
     shown = format_interval(*pair.interval)
     return {"technique": label, "ratio": times(pair.ratio), "interval": shown, "n": str(pair.n)}
 
