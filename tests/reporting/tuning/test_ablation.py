@@ -8,7 +8,7 @@ from flatout.records.ablation import Comparison, Feeding, LossCheck, Verdict
 from flatout.records.messages import messages
 from flatout.records.profile import Ceilings
 from flatout.records.readings import Consumer, TraceEntry, TraceSummary
-from flatout.records.recipe import Recipe
+from flatout.records.recipe import Choice, Recipe
 from flatout.reporting.terminal import render_ablation
 from flatout.reporting.tuning.verdict import fed, reasons
 
@@ -47,6 +47,19 @@ def test_a_short_report_has_what_was_kept_and_25_lines_with_the_files(tuned):
     assert {"loader_workers", "bf16_autocast", "regional_compile"} <= set(rows)
     assert "more techniques were not kept" in " ".join(lines)
     assert lines[-1] == ("next  flatout run --with flatout-out/recipe.toml train.py --epochs 3")
+
+
+def test_where_room_is_short_what_is_nearest_to_a_proof_is_shown(leave):
+    vague = replace(leave.rows[0], comparison=Comparison(ratio=1.0, interval=(0.8, 1.2), n=2))
+    near = replace(
+        leave.rows[0],
+        choice=Choice(technique="channels_last"),
+        comparison=Comparison(ratio=1.19, interval=(1.07, 1.32), n=8),
+    )
+
+    text = render_ablation(replace(leave, rows=(*[vague] * 40, near)))
+
+    assert row_of(text, "channels_last")
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])

@@ -139,8 +139,8 @@ def _short(
     while points and len(least) + sum(map(len, points)) > room:
         points.pop()
     room -= sum(map(len, points))
-    others = [i for i in range(len(rows)) if i not in least][: max(0, room - len(least))]
-    shown = [rows[i] for i in sorted([*least, *others])]
+    others = sorted({*range(len(rows))} - {*least}, key=lambda i: -_least_gain(rows[i]))
+    shown = [rows[i] for i in sorted([*least, *others[: max(0, room - len(least))]])]
     room -= len(shown)
     details = []
     for row in shown:
@@ -151,6 +151,11 @@ def _short(
     hidden = len(rows) - len(shown)
     rest = words("tuning.hidden", n=str(hidden)) if hidden else words("tuning.more")
     return [*body, "", *(line for point in points for line in point), *_point(rest, say, width)]
+
+
+def _least_gain(row: LadderRow) -> float:
+    """Return the lower end of what was measured: the nearest to a proof is shown first."""
+    return row.whisker[0] if row.whisker else 0.0
 
 
 def _lines(rows: Sequence[LadderRow], say: Messages, width: int) -> list[str]:
