@@ -139,7 +139,8 @@ def _short(
     while points and len(least) + sum(map(len, points)) > room:
         points.pop()
     room -= sum(map(len, points))
-    others = sorted({*range(len(rows))} - {*least}, key=lambda i: -_least_gain(rows[i]))
+    rest_of = {*range(len(rows))} - {*least}
+    others = sorted(rest_of, key=lambda i: _distance(rows[i], ablation.recipe.names))
     shown = [rows[i] for i in sorted([*least, *others[: max(0, room - len(least))]])]
     room -= len(shown)
     details = []
@@ -153,9 +154,9 @@ def _short(
     return [*body, "", *(line for point in points for line in point), *_point(rest, say, width)]
 
 
-def _least_gain(row: LadderRow) -> float:
-    """Return the lower end of what was measured: the nearest to a proof is shown first."""
-    return row.whisker[0] if row.whisker else 0.0
+def _distance(row: LadderRow, recipe: Sequence[str]) -> tuple[bool, float]:
+    """Return what the rows are shown by: those of the recipe, then the nearest to a proof."""
+    return row.technique not in recipe, -row.whisker[0] if row.whisker else 0.0
 
 
 def _lines(rows: Sequence[LadderRow], say: Messages, width: int) -> list[str]:
