@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import threading
+import time
 import types
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,13 +163,20 @@ def state():
     return found | of_process()
 
 
+def settled_threads():
+    """Return the threads' names once queues' feeders have ended: they do shortly after workers."""
+    until = time.monotonic() + 10
+    while True:
+        names = sorted(thread.name for thread in threading.enumerate())
+        if "QueueFeederThread" not in names or time.monotonic() > until:
+            return names
+        time.sleep(0.01)
+
+
 def of_process():
     autograd = torch._C._autograd
     return {
-        # A queue's feeder ends shortly after its worker: that is Python's, and not at once.
-        "threads": sorted(
-            thread.name for thread in threading.enumerate() if thread.name != "QueueFeederThread"
-        ),
+        "threads": settled_threads(),
         "torch.get_num_threads": torch.get_num_threads(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "cudnn.benchmark": torch.backends.cudnn.benchmark,

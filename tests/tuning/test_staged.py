@@ -94,15 +94,22 @@ def test_without_time_a_screen_says_what_it_saw_and_the_rest_stays_unknown(tmp_p
     assert world.asked == []
     assert (workers.samples_per_s, workers.utilisation) == (None, None)
     assert (workers.alone, workers.alone_source) == (1.2, "screen")
-    assert baseline.samples_per_s == profile(100.0).samples_per_s
+    assert baseline.samples_per_s == pytest.approx(profile(40.0).samples_per_s / PROOF.ratio)
 
 
-def test_the_last_row_agrees_with_the_proof_of_the_whole_recipe(tmp_path):
-    # The middle trial of the pairs alone would say 100 / 40 = 2.5.
+def test_first_and_last_row_are_as_far_apart_as_the_proof_says(tmp_path):
+    # The unchanged script's first run would say 100 / 40 = 2.5.
     baseline, *_, last = stages_of(tmp_path)
 
     assert last.source == "pairs"
+    assert last.samples_per_s == profile(40.0).samples_per_s, "what the data are compared with, too"
     assert last.samples_per_s / baseline.samples_per_s == pytest.approx(PROOF.ratio)
+
+
+def test_a_recipe_of_one_technique_has_one_ratio(tmp_path):
+    _, only = stages_of(tmp_path, recipe=Recipe(choices=(BF16,)))
+
+    assert (only.alone, only.alone_source) == (PROOF.ratio, "pairs")
 
 
 def test_a_trial_that_fails_leaves_its_row_without_a_number(tmp_path):

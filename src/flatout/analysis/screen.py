@@ -557,7 +557,7 @@ def whole_effect(blocks: Sequence[ScreenBlock], recipe: Cell) -> InProcess | Non
     """Return what a recipe does as a whole, from blocks of it and of nothing; None for too few.
 
     Args:
-        blocks: Those of the last stage: what was chosen from these would look better than it is.
+        blocks: Of the last stage: those before chose the recipe, and flatter it.
         recipe: Labels of its techniques.
     """
     near = [block for block in blocks if {*block.on} in ({*recipe}, {*NOTHING_ON})]

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+HIDES_ALL = ("", "-1")
+"""Values of `CUDA_VISIBLE_DEVICES` and its like that leave no GPU."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -49,9 +52,10 @@ class Machine:
 
     @property
     def gpu_choice(self) -> dict[str, str]:
-        """The variables by which a user, a launcher or a container chose among the GPUs."""
-        variables = self.facts.get("variables", {})
-        return {k: v for k, v in variables.items() if k.endswith("VISIBLE_DEVICES")}
+        """The variables that choose among the GPUs, those that hide all of them first."""
+        variables = self.facts.get("variables", {}).items()
+        chosen = [(k, v) for k, v in variables if k.endswith("VISIBLE_DEVICES")]
+        return dict(sorted(chosen, key=lambda item: item[1] not in HIDES_ALL))
 
     @property
     def unseen_because(self) -> str:
@@ -63,15 +67,16 @@ class Machine:
         """
         facts = self.facts
         built, runs = facts.get("torch_cuda"), facts.get("driver_cuda")
-        if self.devices or not facts.get("gpus"):
-            return "driver" if facts.get("pci_gpus") and not self.devices else ""
-        if any(value in ("", "-1") for value in self.gpu_choice.values()):
-            return "hidden"
-        if not built and not facts.get("torch_hip"):
-            return "build"
-        if built and runs and int(runs.split(".")[0]) < int(built.split(".")[0]):
-            return "old"
-        return "unnamed" if self.gpu_choice else "trouble"
+        if self.devices or not (facts.get("gpus") or facts.get("pci_gpus")):
+            return ""
+        causes = {
+            "driver": not facts.get("gpus"),
+            "hidden": any(value in HIDES_ALL for value in self.gpu_choice.values()),
+            "build": not built and not facts.get("torch_hip"),
+            "old": built and runs and int(runs.split(".")[0]) < int(built.split(".")[0]),
+            "unnamed": self.gpu_choice,
+        }
+        return next((cause for cause, holds in causes.items() if holds), "trouble")
 
     @property
     def has_fast_cpu_bf16(self) -> bool:

@@ -34,7 +34,7 @@ class Measured:
     final: Profile | None
     """Of the whole recipe, as it was confirmed."""
     confirmation: Comparison | None
-    """Of the whole recipe with the unchanged script: the last row agrees with what it says."""
+    """Of the whole recipe with the unchanged script: first and last row are as far apart."""
     left_s: Callable[[], float]
 
 
@@ -47,7 +47,9 @@ def measure_stages(known: Measured) -> Asking[tuple[StagedRow, ...]]:
     added = [x for x in known.recipe.choices if x not in known.floor.choices]
     if not added or known.final is None or known.confirmation is None:
         return ()
-    stages = [staged_row(known.baseline, "pairs")]
+    # Not the first run's rate: the proof is of runs in turn, and the report has one ratio.
+    before_per_s = known.final.samples_per_s / known.confirmation.ratio
+    stages = [replace(staged_row(known.baseline, "pairs"), samples_per_s=before_per_s or None)]
     recipes = [
         replace(known.recipe, choices=tuple(x for x in known.recipe.choices if x not in added[n:]))
         for n in range(1, len(added))
@@ -80,10 +82,7 @@ def _so_far(
     """Add what the recipe up to this technique gives."""
     if recipe == known.recipe:
         assert known.final is not None
-        assert known.confirmation is not None
-        whole = staged_row(known.final, "pairs", technique=stage.technique, promise=stage.promise)
-        per_s = known.baseline.samples_per_s * known.confirmation.ratio
-        return replace(whole, samples_per_s=per_s or None)
+        return staged_row(known.final, "pairs", technique=stage.technique, promise=stage.promise)
     before = set(recipe.names) - {stage.technique.split()[0]}
     for row in known.rows:
         is_this = row.choice.label == stage.technique and {*row.on_top_of} == before
@@ -111,9 +110,9 @@ def _alone(
 ) -> Asking[StagedRow]:
     """Add what the technique gives without the others."""
     added = [x for x in known.recipe.choices if x not in known.floor.choices]
-    pair, source = _pair_alone(known, choice), "pairs"
+    pair = known.confirmation if len(added) == 1 else _pair_alone(known, choice)
     if pair is not None and pair.source == "pairs":
-        return replace(stage, alone=pair.ratio, alone_source=source)
+        return replace(stage, alone=pair.ratio, alone_source=pair.source)
     if choice == added[0] and stage.samples_per_s and known.baseline.samples_per_s:
         # The first step of the recipe is the technique alone.
         return replace(

@@ -120,38 +120,39 @@ def _on_accelerator(machine: Machine) -> Check:
 def _unused_gpus(machine: Machine, gpus: str) -> Check:
     """Say why torch uses none of the GPUs, and what to do about it."""
     cause, facts = machine.unseen_because, machine.facts
-    given = ", ".join(f"{name}={value!r}" for name, value in machine.gpu_choice.items())
+    chosen = [f"{name}={value!r}" for name, value in machine.gpu_choice.items()]
+    first = next(iter(machine.gpu_choice), "")
     what, why, advice = {
         "hidden": (
-            f"hidden by {given}",
-            "every program started from here sees no GPU",
-            f"unset {' '.join(machine.gpu_choice)}",
+            f"hidden by {chosen[0]}" if chosen else "",
+            "training lands on the CPU: every program started from here sees no GPU",
+            f"unset {first}",
         ),
         "build": (
             f"but torch {machine.torch_version} is a build for the CPU only",
-            "torch.cuda.is_available() is False with this build",
+            "training lands on the CPU: torch.cuda.is_available() is False with this build",
             REINSTALL,
         ),
         "old": (
             "but its driver is too old for this torch",
-            "torch finds no GPU with this driver",
+            "training lands on the CPU: torch finds no GPU with this driver",
             "update the GPU driver, or install a torch for it",
         ),
         "unnamed": (
-            f"none of them named by {given}",
-            "an entry that names no GPU ends the list",
-            f"unset {' '.join(machine.gpu_choice)}, or name GPUs that nvidia-smi -L lists",
+            f"none of them named by {', '.join(chosen)}",
+            "training lands on the CPU: an entry that names no GPU ends the list",
+            f"unset {first}, or name GPUs that nvidia-smi -L lists",
         ),
         "trouble": (
             f"but torch cannot use them: {facts.get('torch_trouble') or 'it does not say why'}",
-            "or the script fails at the first .cuda()",
+            "training lands on the CPU or fails at the first .cuda()",
             "python -c 'import torch; torch.cuda.init()' shows torch's own error",
         ),
     }[cause]
     return Check(
         status=BAD,
         what=f"{gpus} here, {what}",
-        why=f"training lands on the CPU: {why}",
+        why=why,
         next=advice,
     )
 

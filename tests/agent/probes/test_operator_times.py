@@ -65,7 +65,10 @@ def test_what_takes_the_most_is_named_by_module_and_line_forward_and_backward():
         for number, text in enumerate(script.read_text().splitlines(), 1)
         if "self.drop(" in text
     ]
-    # Which of the two takes more is a matter of the machine and of what else runs on it.
+    # Which of these two takes more is a matter of the machine and of what else runs on it.
+    shares = [x.share for x in found.consumers]
+    assert shares == sorted(shares, reverse=True)
+    assert {x.module for x in found.consumers[:2]} == {"*.drop (Dropout)", "*.mix (Linear)"}
     drop = next(x for x in found.consumers if x.module == "*.drop (Dropout)")
     assert drop.line == f"dropped.py:{line}"
     assert {x.name for x in drop.operators} >= {"aten::bernoulli_"}

@@ -162,7 +162,7 @@ def test_an_early_end_without_a_result_is_no_answer(leave, stopped, words):
 
 
 def test_an_early_end_names_what_more_pairs_would_be_for(leave):
-    shown = Comparison(ratio=1.14, interval=(0.98, 1.3), n=6)
+    shown = Comparison(ratio=1.14, interval=(0.98, 1.3), n=6, blocks=9)
     vague = Comparison(ratio=1.22, interval=(0.94, 1.59), n=2)
     rows = tuple(
         replace(row, verdict=Verdict.INCONCLUSIVE, comparison=pair)
@@ -172,7 +172,8 @@ def test_an_early_end_names_what_more_pairs_would_be_for(leave):
 
     text = first_line(replace(leave, stopped="budget", rows=rows))
 
-    assert f"{label} looks like 1.14x (0.98-1.30, n=6 pairs), which is not proven" in text
+    proof = "(95% interval 0.98-1.30, n=6 pairs and 9 blocks of steps)"
+    assert f"{label} looks like 1.14x {proof}, which is not proven" in text
 
 
 def test_compiling_shows_when_it_has_paid_for_itself(tuned):

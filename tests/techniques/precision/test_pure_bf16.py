@@ -351,12 +351,13 @@ def test_no_more_memory_is_predicted_to_go_than_the_activations_take():
 
 @pytest.mark.slow
 def test_a_real_script_trains_in_it():
-    trial = played("naive_gpt.py --clip 1 --schedule", "pure_bf16")
+    # Of so many steps: in the few that fit into a time on a busy machine no loss has to fall.
+    trial = played("naive_gpt.py --clip 1 --schedule", "pure_bf16", steps=20)
 
     assert [item.status for item in trial.applied] == ["applied"], trial.applied
-    # How many steps there are is a matter of time, and a loss in bf16 has three digits: that it
-    # trains on the same data is for the guard; here no loss may leave that of a random guess.
-    assert all(0 < loss < 6 for loss in trial.profile.losses)
+    first, *others = trial.profile.losses
+    assert len(others) >= 10
+    assert sum(others[-10:]) / 10 < first
 
 
 @pytest.mark.slow

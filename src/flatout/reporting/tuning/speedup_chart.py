@@ -162,11 +162,13 @@ def _with_readings(row: LadderRow, profile: Profile) -> LadderRow:
 def _pair_cells(pair: Comparison | None, say: Messages) -> Cells:
     if pair is None:
         return {}
-    interval = format_interval(*pair.interval)
+    count = say("gain.blocks", n=str(pair.n)) if pair.source == "screen" else str(pair.n)
+    if pair.blocks:
+        count = say("gain.both", n=str(pair.n), blocks=str(pair.blocks))
     return {
         "measured_ratio": format_ratio(pair.ratio),
-        "interval": interval,
-        "pairs": say("gain.blocks", n=str(pair.n)) if pair.source == "screen" else str(pair.n),
+        "interval": format_interval(*pair.interval),
+        "pairs": count,
     }
 
 

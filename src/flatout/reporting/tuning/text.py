@@ -140,7 +140,7 @@ def _short(
         points.pop()
     room -= sum(map(len, points))
     rest_of = {*range(len(rows))} - {*least}
-    others = sorted(rest_of, key=lambda i: _distance(rows[i], ablation.recipe.names))
+    others = sorted(rest_of, key=lambda i: _shown_first(rows[i], ablation.recipe.names))
     shown = [rows[i] for i in sorted([*least, *others[: max(0, room - len(least))]])]
     room -= len(shown)
     details = []
@@ -154,8 +154,8 @@ def _short(
     return [*body, "", *(line for point in points for line in point), *_point(rest, say, width)]
 
 
-def _distance(row: LadderRow, recipe: Sequence[str]) -> tuple[bool, float]:
-    """Return what the rows are shown by: those of the recipe, then the nearest to a proof."""
+def _shown_first(row: LadderRow, recipe: Sequence[str]) -> tuple[bool, float]:
+    """Return the key to sort by: rows of the recipe, then what is nearest to a proof."""
     return row.technique not in recipe, -row.whisker[0] if row.whisker else 0.0
 
 

@@ -96,12 +96,15 @@ def where(ablation: Ablation) -> Sentence:
     return words("tuning.where_noisy", **place, middle=middle, most=most)
 
 
-def _proof_of(pair: Comparison) -> str:
+def _proof_of(pair: Comparison) -> Sentence:
+    """Return the interval of a comparison with what it was made from."""
+    name = "proof" if pair.n != 1 else "proof_one"
     if pair.source == "screen":
-        return "gain.proof_blocks"
-    if pair.blocks:
-        return "gain.proof_both"
-    return "gain.proof" if pair.n != 1 else "gain.proof_one"
+        name = "proof_blocks"
+    elif pair.blocks:
+        name = "proof_both"
+    interval = format_interval(*pair.interval)
+    return words(f"gain.{name}", interval=interval, n=str(pair.n), blocks=str(pair.blocks))
 
 
 def gain(pair: Comparison) -> Sentence:
@@ -111,13 +114,7 @@ def gain(pair: Comparison) -> Sentence:
         name = "no_difference"
     if pair.interval[1] > MAX_RATIO_END:
         name = "undecided"
-    proof = words(
-        _proof_of(pair),
-        interval=format_interval(*pair.interval),
-        n=str(pair.n),
-        blocks=str(pair.blocks),
-    )
-    return words(f"gain.{name}", ratio=times(pair.ratio), proof=proof)
+    return words(f"gain.{name}", ratio=times(pair.ratio), proof=_proof_of(pair))
 
 
 def verdict_of(row: Row) -> Sentence:
@@ -285,8 +282,7 @@ def _most_promising(ablation: Ablation) -> dict[str, Text]:
     if not found:
         return {}
     pair, label = max(found, key=lambda item: item[0].interval[0])
-    shown = format_interval(*pair.interval)
-    return {"technique": label, "ratio": times(pair.ratio), "interval": shown, "n": str(pair.n)}
+    return {"technique": label, "ratio": times(pair.ratio), "proof": _proof_of(pair)}
 
 
 def _training(ablation: Ablation) -> Sentence:

@@ -43,8 +43,7 @@ def _words_of(cause: str, machine: Machine) -> tuple[str, dict[str, Text]]:
     if cause == "old":
         return cause, {"built": facts["torch_cuda"], "runs": facts["driver_cuda"]}
     if cause in ("hidden", "unnamed"):
-        # The one that hides all comes before one that names some.
-        name, value = min(machine.gpu_choice.items(), key=lambda item: item[1] not in ("", "-1"))
+        name, value = next(iter(machine.gpu_choice.items()))
         return "hidden", {"variable": name, "value": repr(value)}
     trouble = facts.get("driver_trouble" if cause == "driver" else "torch_trouble")
     return cause, {"why": trouble or words("finding.unseen_gpu.no_reason")}
