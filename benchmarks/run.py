@@ -30,6 +30,7 @@ SUITES = (
     "slow_compute",
     "ladder",
     "search",
+    "whole_training",
     "levers",
     "levers_text",
     "levers_storage",

@@ -193,6 +193,7 @@ def tune(  # noqa: PLR0913  one keyword for each thing a caller may choose
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
     acknowledged: Sequence[str] = (),
+    ranks: int = 1,
 ) -> Tuning:
     """Try what would help, keep what measurably does, and return the evidence.
 
@@ -204,6 +205,7 @@ def tune(  # noqa: PLR0913  one keyword for each thing a caller may choose
         only: Names of the techniques to try; all that apply where empty.
         skip: Names of techniques not to try.
         acknowledged: Codes of wrong training that do not keep the script from being tuned.
+        ranks: Devices to spread a script for one device over, where that is faster.
 
     Raises:
         UserError: if there is no such script, or an argument is not allowed.
@@ -219,6 +221,7 @@ def tune(  # noqa: PLR0913  one keyword for each thing a caller may choose
         only=tuple(only),
         skip=tuple(skip),
         acknowledged=tuple(acknowledged),
+        ranks=ranks,
         out=Path(out),
         history=history_path(),
     )

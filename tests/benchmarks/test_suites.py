@@ -4,11 +4,12 @@ import itertools
 import math
 import random
 import statistics
+import sys
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.bench import Arm, Bench, cells
+from benchmarks.bench import Arm, Bench, TrialFailedError, cells
 from benchmarks.suites import (
     aa,
     already_tuned,
@@ -18,10 +19,11 @@ from benchmarks.suites import (
     slow_compute,
     startup,
     starved_images,
+    whole_training,
 )
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Decision
-from flatout.records.trial import Outcome, Trial
+from flatout.records.trial import Outcome, Trial, Workload
 from tests.benchmarks.made_up import BF16, a_machine, a_pair, a_profile, an_ablation
 
 
@@ -227,3 +229,31 @@ def test_the_same_techniques_in_another_order_are_one_arm(tmp_path):
     arms = ladder.arms_of(recipes, a_bench(tmp_path), None, tmp_path)
 
     assert arms["a"] is arms["b"]
+
+
+@pytest.mark.parametrize(("took", "is_held"), [(105.0, True), (80.0, False)])
+def test_foretold_minutes_hold_for_both_trainings_or_not_at_all(took, is_held):
+    plain = {"name": "unchanged", "foretold_s": 200.0, "took_s": 190.0, "accuracy": 0.5}
+    tuned = {"name": "with the recipe", "foretold_s": 100.0, "took_s": took, "accuracy": None}
+
+    assert whole_training.holds([plain, tuned]) is is_held
+    assert not whole_training.holds([plain])
+    assert whole_training.rows([plain])[1] == (
+        "unchanged",
+        "3 min 20 s",
+        "3 min 10 s",
+        "+5.3%",
+        "0.500",
+    )
+
+
+def test_a_training_gives_its_time_and_its_last_accuracy(tmp_path):
+    job = Workload(target="x.py", folder=tmp_path, python=sys.executable)
+    script = "print('accuracy 0.1'); print('accuracy 0.75')"
+
+    took_s, accuracy = whole_training.train([sys.executable, "-c", script], job, tmp_path / "log")
+
+    assert took_s > 0
+    assert accuracy == 0.75
+    with pytest.raises(TrialFailedError, match="ended with 3"):
+        whole_training.train([sys.executable, "-c", "exit(3)"], job, tmp_path / "log")

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -63,6 +64,12 @@ from flatout.records.messages import messages
     help="Write a batch script for sbatch instead of training.",
 )
 @click.option(
+    "--ray",
+    "on_ray",
+    is_flag=True,
+    help="Train on hosts of the Ray cluster that this machine is part of, or RAY_ADDRESS names.",
+)
+@click.option(
     "--record",
     type=click.Path(path_type=Path),
     help="Write the loss over time and the metrics that the script prints; see 'compare'.",
@@ -82,6 +89,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     hosts: int,
     rendezvous: str,
     slurm_path: Path | None,
+    on_ray: bool,
     record: Path | None,
     language: str,
 ) -> int:
@@ -98,21 +106,23 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     from flatout.reporting.documents import ensure_file_writable, write_json
     from flatout.workflow.hosts import Hosts
     from flatout.workflow.recipe_files import read_recipe
-    from flatout.workflow.run import RunOptions, read_plan, run, spread_over
+    from flatout.workflow.run import RunOptions, asked_ranks, read_plan, run, spread_over
 
-    spread = gpus or ranks
+    spread = asked_ranks(gpus, ranks, is_here=not (slurm_path or on_ray))
     asks = recipe_path or plan_path or record or spread
     if not asks and on_oom == "stop":
         raise UserError(
             f"run needs a recipe, as in: flatout run --with recipe.toml {target}; "
             f"'flatout tune {target}' writes one"
         )
-    if gpus is not None and ranks is not None:
-        raise UserError("--gpus and --ranks are the same choice: give one of them")
-    if spread is None and (hosts > 1 or rendezvous or slurm_path):
-        raise UserError("--hosts, --rendezvous and --slurm need --gpus or --ranks of each host")
+    if spread is None and (hosts > 1 or rendezvous or slurm_path or on_ray):
+        raise UserError("--hosts, --rendezvous, --slurm and --ray need --gpus or --ranks of a host")
+    if on_ray and (slurm_path or rendezvous):
+        raise UserError("--ray finds the hosts itself: leave out --slurm and --rendezvous")
     if slurm_path is not None:
         return _write_slurm(slurm_path, target, hosts=hosts, gpus=gpus, language=language)
+    if on_ray:
+        return _train_on_ray(target, hosts, {"GPU": gpus or 0, "CPU": spread or 0})
     others = Hosts(count=hosts, rendezvous=rendezvous)
     workload = parse_workload(target, arguments)
     if record is not None:
@@ -127,13 +137,14 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     recipe = read_recipe(recipe_path, may_spread=True) if recipe_path else Recipe()
     if recipe.parallel is not None and spread is None:
         spread = recipe.parallel.world_size
+    elif recipe.num_ranks > 1 and spread is None:
+        workload = replace(workload, ranks=recipe.num_ranks)
     if spread is not None:
         workload, recipe = spread_over(
             workload,
             recipe,
             spread,
             zero=zero,
-            needs_gpus=bool(gpus),
             hosts=others,
             language=language,
         )
@@ -154,7 +165,24 @@ def _write_slurm(path: Path, target: str, *, hosts: int, gpus: int | None, langu
     return 0
 
 
-def without_options(words: Sequence[str], names: Sequence[str], target: str) -> list[str]:
+def _train_on_ray(target: str, hosts: int, needs: dict[str, float]) -> int:
+    """Train with this very command, as it was typed, on hosts of a Ray cluster."""
+    import sys
+
+    from flatout.workflow.ray_hosts import run_on_ray
+
+    def show_line(line: bytes) -> None:
+        sys.stdout.buffer.write(line)
+        sys.stdout.flush()
+
+    words = without_options(sys.argv[1:], ("--hosts",), target, flags=("--ray",))
+    needed = {name: number for name, number in needs.items() if number}
+    return run_on_ray(words, hosts, needed, show_line)
+
+
+def without_options(
+    words: Sequence[str], names: Sequence[str], target: str, flags: Sequence[str] = ()
+) -> list[str]:
     """Return a command without these options and their values; the script's own stay.
 
     >>> without_options(["run", "--slurm", "job.sh", "--gpus=2", "a.py", "--hosts", "3"],
@@ -168,6 +196,6 @@ def without_options(words: Sequence[str], names: Sequence[str], target: str) -> 
             skips = False
         elif word in names:
             skips = True
-        elif word.partition("=")[0] not in names:
+        elif word not in flags and word.partition("=")[0] not in names:
             found.append(word)
     return [*found, *words[own:]]

@@ -46,6 +46,10 @@ PROMISES = ("exact", "rounding", "precision", "training")
     "--acknowledge", default="", callback=names, help="Tune in spite of this wrong training: LP03."
 )
 @click.option("--accept-load", is_flag=True, help="Go on while others keep the machine busy.")
+@click.option(
+    "--gpus", type=click.IntRange(min=1), help="Spread it over so many GPUs, where that is faster."
+)
+@click.option("--ranks", type=click.IntRange(min=1), help="As --gpus, in processes on the CPU.")
 @click.option("--pack", default="", metavar="SRC", help="Pack these data first, if that is quick.")
 @click.option("--resume", is_flag=True, help="Go on where a tuning with this --out ended.")
 @click.option("--patch", is_flag=True, help="Write the recipe as a diff of the script, too.")
@@ -64,6 +68,8 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     skip: tuple[str, ...],
     acknowledge: tuple[str, ...],
     accept_load: bool,
+    gpus: int | None,
+    ranks: int | None,
     pack: str,
     resume: bool,
     patch: bool,
@@ -82,8 +88,10 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     from flatout.records.technique import Numerics
     from flatout.tuning.history import history_path
     from flatout.tuning.script_files import find_script, shown
+    from flatout.workflow.run import asked_ranks
     from flatout.workflow.tune import TuneOptions
 
+    num_ranks = asked_ranks(gpus, ranks)
     for name in (*only, *skip):
         catalogue.technique_class(name)
     if only and set(only) <= set(skip):
@@ -98,6 +106,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         skip=skip,
         acknowledged=acknowledge,
         accepts_load=accept_load,
+        ranks=num_ranks or 1,
         pack=pack,
         resume=resume,
         out=out,

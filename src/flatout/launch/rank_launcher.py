@@ -26,6 +26,9 @@ THREADS = "OMP_NUM_THREADS"
 DEVICES = "CUDA_VISIBLE_DEVICES"
 RENDEZVOUS = "FLATOUT_RENDEZVOUS"
 """Environment variable of a training on several hosts: their number, and `host:port` of one."""
+IS_FIRST = "FLATOUT_IS_FIRST_HOST"
+"""Environment variable: 1 on the host that `host:port` is of, 0 on the others. torchrun finds it by
+the host's name where no one says it, and some hosts do not know their address by their name."""
 
 
 def launch(ranks: int, restarts: int, apart: str, command: Sequence[str]) -> int:
@@ -75,7 +78,9 @@ def _hosts(ranks: int) -> list[str]:
     here = ["--nproc-per-node", str(ranks // int(count))]
     if not endpoint:
         return ["--standalone", *here]
-    return ["--nnodes", count, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, *here]
+    is_first = os.environ.pop(IS_FIRST, "")
+    known = ["--rdzv-conf", f"is_host={is_first}"] if is_first else []
+    return ["--nnodes", count, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, *known, *here]
 
 
 def start(folder: Path, apart: str, level: str, command: list[str]) -> None:
@@ -84,10 +89,11 @@ def start(folder: Path, apart: str, level: str, command: list[str]) -> None:
     os.environ.pop("LOGLEVEL")
     if level:
         os.environ["LOGLEVEL"] = level
-    if DEVICES in os.environ or Path("/dev/nvidia0").exists():
+    visible = os.environ.get(DEVICES)
+    if visible or (visible is None and Path("/dev/nvidia0").exists()):
         # A script's own "cuda" and "cuda:0" are then this rank's device.
-        visible = os.environ.get(DEVICES, "").split(",")
-        os.environ[DEVICES] = visible[local] if local < len(visible) and visible[0] else str(local)
+        names = visible.split(",") if visible else []
+        os.environ[DEVICES] = names[local] if local < len(names) else str(local)
     if rank:
         log = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)

@@ -234,8 +234,9 @@ class Row:
     together_with: tuple[str, ...] = ()
     """Names of techniques that came in with it: the comparison is that of all of them."""
     stage: str = "add"
-    """`add` (ladder) or `drop` (left out of the final recipe). In a drop row the comparison is the
-    final recipe against the recipe without this technique: above 1 the technique still pays."""
+    """`spread` (a way to train on several devices, against one), `add` (ladder) or `drop` (left out
+    of the final recipe). In a drop row the comparison is the final recipe against the recipe
+    without this technique: above 1 the technique still pays."""
     comparison: Comparison | None = None
     samples_per_s: float | None = None
     device_busy_share: float | None = None
@@ -302,13 +303,17 @@ class Ablation:
     feeding: Feeding | None = None
     """How far the final recipe is from what its data allow; None where no one looked."""
     needed: tuple[str, ...] = ()
-    """Techniques that make the script run at all: unchanged, it runs out of memory. The baseline
-    and
-    every comparison are with them."""
+    """Techniques that make the script run at all, where it runs out of memory unchanged, and the
+    way it is spread over devices. The baseline and every comparison are with them."""
     stages: tuple[StagedRow, ...] = ()
     """The recipe technique by technique, the unchanged script first; empty where none was kept."""
     training: TrainingLength | None = None
     """How long the whole training is; None where the script does not say it plainly."""
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the baseline trains on several devices, by flatout's doing."""
+        return any(row.stage == "spread" and row.verdict is Verdict.KEPT for row in self.rows)
 
     @property
     def kept(self) -> tuple[Row, ...]:

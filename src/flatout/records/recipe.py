@@ -67,6 +67,12 @@ class Recipe:
         """One line for people; `baseline` when empty."""
         return " + ".join(choice.label for choice in self.choices) or "baseline"
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes that train together; 1 where no technique spreads the training."""
+        spread = (c.settings["ranks"] for c in self.choices if "ranks" in c.settings)
+        return int(next(spread, 1))
+
     def plus(self, *choices: Choice) -> "Recipe":
         """Return the recipe with these choices too; each replaces one of its technique."""
         found = self

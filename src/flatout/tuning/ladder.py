@@ -95,6 +95,8 @@ def climb(ladder: TuningState) -> Asking[None]:
 
 def _comes_too_late(ladder: TuningState, candidate: Candidate) -> bool:
     """Return whether the time left is too short for a candidate, or better spent."""
+    if ladder.ran_out:
+        return True
     left_over = ladder.budget.left_s - ladder.reserve_s - candidate.cost_s
     # With time for one more only, what looks better goes first: all the open ones together.
     if left_over < ladder.cost_s and _hope(ladder) > max(1.0, candidate.ratio):

@@ -64,6 +64,11 @@ class Match:
     disturbed: str = ""
     """What kept a pair from being measured, where that ended the comparison."""
 
+    def is_cut_short(self, rule: Rule) -> bool:
+        """Return whether the budget ended the pairs of what looks like a gain so far."""
+        is_open = self.ran_out and self.decision is Decision.UNDECIDED
+        return is_open and self.comparison is not None and self.comparison.ratio >= rule.promising
+
 
 def play(
     history: TrialHistory,

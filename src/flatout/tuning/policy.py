@@ -2,7 +2,8 @@
 
 This file is the tuner from its beginning to its end; each step is explained where it is defined.
 
-1. The unchanged script is timed (`_baseline`); where it does not run, it is rescued.
+1. The unchanged script is timed (`_baseline`); where it does not run, it is rescued. For several
+   devices the ways to spread it are timed (`spreading`).
 2. One or two runs look at what timed steps do not show (`_look`), and one changes the number of
    loader workers while the training goes on (`worker_scan`).
 3. `climb`: a screen in one process, a race of what it proposes, then pairs of fresh processes for
@@ -43,14 +44,13 @@ from flatout.tuning.ladder import climb
 from flatout.tuning.pairs import Match, play, verdict_of
 from flatout.tuning.ranking import Search
 from flatout.tuning.rescue import RescuedBaseline, make_it_run, retry_with_fewer_workers
+from flatout.tuning.spreading import Way, find_way
 from flatout.tuning.staged import TIME_SHARE, Measured, measure_stages
-from flatout.tuning.state import Tell, TuningState, progress
+from flatout.tuning.state import OVERDRAFT, Tell, TuningState, progress
 from flatout.tuning.worker_scan import WorkerScans
 
 CONFIRM_PAIRS = 3
 """Fresh pairs of the whole recipe against the baseline, at least."""
-OVERDRAFT = 0.1
-"""Share of the budget that its last pairs may take beyond it: all that was found hangs on them."""
 DROP_AFTER = 2
 """Pairs at least before a technique that was proven once is left out again."""
 DROP_PAIRS = 4
@@ -76,6 +76,8 @@ class TuningTask:
     skip: tuple[str, ...] = ()
     accepts_load: bool = False
     confirm_pairs: int = CONFIRM_PAIRS
+    ranks: int = 1
+    """Devices to spread the training over, where that is faster."""
     earlier: Errors = field(default_factory=dict)
 
 
@@ -148,7 +150,11 @@ def _tuned(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
     search = Search(machine=task.machine, ceiling=task.numerics, only=task.only, skip=task.skip)
     first, rescue = yield from _baseline(history, search, tell)
     assert first.profile is not None
-    floor = rescue.recipe if rescue else Recipe()
+    way = Way(recipe=rescue.recipe if rescue else Recipe(), trial=first)
+    if task.ranks > 1:
+        way = yield from find_way(history, way.recipe, first, task.ranks, tell)
+    first, floor = way.trial, way.recipe
+    assert first.profile is not None
     loaders = tuple(loader.address for loader in first.profile.training_loaders)
     floor = history.floor = replace(floor, training_loaders=loaders)
     looks = yield from _look(history, search, floor, first, tell)
@@ -165,9 +171,9 @@ def _tuned(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
         scans=WorkerScans(history=history, search=search),
         looks=looks,
         earlier=task.earlier,
-        rows=list(rescue.rows()) if rescue else [],
+        rows=[*(rescue.rows() if rescue else ()), *way.rows],
         settled={choice.technique for choice in floor.choices},
-        notes=rescue.notes() if rescue else [],
+        notes=[*(rescue.notes() if rescue else ()), *way.notes],
     )
     proof = yield from _climb_and_confirm(state)
     state.say("the recipe, technique by technique")
@@ -359,8 +365,7 @@ def _confirmed(state: TuningState) -> Asking[Match]:
         rule=rule,
         sides=race.sides if race else None,
     )
-    is_open = match.ran_out and match.decision is Decision.UNDECIDED
-    if not is_open or match.comparison is None or match.comparison.ratio < rule.promising:
+    if not match.is_cut_short(rule) or match.comparison is None:
         return match
     most = min(rule.max_pairs, 2 * max(state.confirm_pairs, match.comparison.n))
     more = replace(rule, max_pairs=most)

@@ -327,6 +327,8 @@ def _race(
         _note_race(ladder, recipe, match)
         if match.decision is not Decision.KEPT or match.candidate is None:
             undecided = cell if match.decision is Decision.UNDECIDED else NOTHING_ON
+            if ladder.ran_out:
+                break
             continue
         check = yield from ladder.history.check(recipe)
         if check.passed:
@@ -384,7 +386,8 @@ def _note_effects(
         is_rival = rival_of(candidate.choice.technique) in rivals
         verdict, why = verdict_of_effect(effect, is_rival=is_rival)
         if label in kept:
-            verdict, why = Verdict.KEPT, ""
+            unsure = "its own gain is not sure; what is proven is the recipe as a whole"
+            verdict, why = Verdict.KEPT, "" if effect.interval[0] > 1 else unsure
         elif label in raced.guilty:
             verdict, why = Verdict.REJECTED, raced.guilty[label].why
         elif label in found.best:

@@ -24,6 +24,9 @@ FIRST_GUARD_TRIALS = 5
 """Guard trials of the first recipe: before it the unchanged script twice and once in bf16."""
 GUARD_TRIALS = 2
 """Guard trials of one more recipe: its gradients, and whether its dropout acts."""
+OVERDRAFT = 0.1
+"""Share of the budget that the pairs of what looks like a gain may take beyond it, where no other
+is proven: all that was found hangs on them."""
 DEFAULT_TRIAL_S = 10.0
 """What a trial takes, before one was timed."""
 
@@ -75,6 +78,9 @@ class TuningState:
     """Techniques that came in as one without a proof of their own."""
     sides: dict[tuple[str, str], Sides] = field(default_factory=dict)
     """The pairs of each two recipes that were compared, by their keys."""
+    ran_out: bool = False
+    """Whether the time ended the pairs of a first recipe that looks like a gain: nothing else gets
+    what is left of it."""
     best_ratio: float = 1.0
     race: Match | None = None
     """That of the recipe so far against the unchanged script, where it is no winner of many: a
@@ -136,7 +142,8 @@ class TuningState:
 
     def has_time(self, *, for_candidates: float = 1.0) -> bool:
         """Return whether so many more candidates fit in before the confirmation."""
-        return self.budget.left_s >= for_candidates * self.cost_s + self.reserve_s
+        needed_s = for_candidates * self.cost_s + self.reserve_s
+        return not self.ran_out and self.budget.left_s >= needed_s
 
     def play(
         self, recipe: Recipe, rule: Rule, in_process: InProcess | None = None
@@ -145,18 +152,19 @@ class TuningState:
 
         It goes on from the pairs of the two that were played before, unless others disturbed them.
         The pairs that can decide on a first recipe are played while there is any time: without them
-        everything before was for nothing. Further ones leave the time for its guard.
+        everything before was for nothing. Further ones leave the time for its guard, and go a
+        little beyond the budget where it looks like a gain.
         """
         one = self.trial_s
 
-        def may_go_on(pairs: int) -> bool:
+        def may_go_on(pairs: int, beyond_s: float = 0.0) -> bool:
             pair_s = one + self.history.cost_s(recipe, default=one)
             if self.reserve_s:
                 return self.budget.left_s > self.reserve_s + pair_s
             if pairs < Rule().min_pairs_without_prior:
                 return self.budget.left_s > 0
             guard_s = FIRST_GUARD_TRIALS * self.history.guard_cost_s(default=one)
-            return self.budget.left_s > guard_s + pair_s
+            return self.budget.left_s + beyond_s > guard_s + pair_s
 
         keys = (key_of(self.recipe), key_of(recipe))
         sides = self.sides.setdefault(keys, Sides())
@@ -169,6 +177,16 @@ class TuningState:
             rule=rule,
             sides=sides,
         )
+        if not self.reserve_s and match.is_cut_short(rule):
+            match = yield from play(
+                self.history,
+                self.recipe,
+                recipe,
+                may_go_on=lambda pairs: may_go_on(pairs, OVERDRAFT * self.budget.total_s),
+                rule=rule,
+                sides=match.sides,
+            )
+            self.ran_out = match.is_cut_short(rule)
         if match.failure is not None or match.disturbed:
             del self.sides[keys]
         return match

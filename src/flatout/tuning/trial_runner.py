@@ -137,7 +137,11 @@ class TrialRunner:
         else:
             asked = self._options_of(experiment)
             self.num_runs += 1
-            trial = self.runner(self.workload, experiment.recipe, self.machine, asked)
+            num_ranks = experiment.recipe.num_ranks
+            workload = self.workload
+            if num_ranks > 1:
+                workload = replace(workload, ranks=num_ranks)
+            trial = self.runner(workload, experiment.recipe, self.machine, asked)
             if trial.outcome in KILLED and self.cache is not None:
                 # One that was killed while it compiled leaves half a library, for the next to load.
                 shutil.rmtree(self.cache, ignore_errors=True)

@@ -222,32 +222,51 @@ def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) 
     return code
 
 
-def spread_over(  # noqa: PLR0913  one argument an option
+def asked_ranks(gpus: int | None, ranks: int | None, *, is_here: bool = True) -> int | None:
+    """Return the processes that train together on a host; None where that was not asked for.
+
+    Args:
+        gpus: Of each host, one for each process.
+        ranks: Processes without GPUs.
+        is_here: Whether this machine is such a host.
+
+    Raises:
+        UserError: for both options at once, and where the machine has too few GPUs.
+    """
+    if gpus is None:
+        return ranks
+    if ranks is not None:
+        raise UserError("--gpus and --ranks are the same choice: give one of them")
+    found = len(read_machine(torch=False).devices) if is_here else gpus
+    if found < gpus:
+        raise UserError(
+            f"--gpus {gpus}: this machine has {found}; --ranks {gpus} trains on the CPU"
+        )
+    return gpus
+
+
+def spread_over(
     workload: Workload,
     recipe: Recipe,
     ranks: int,
     *,
     zero: int,
-    needs_gpus: bool,
     hosts: Hosts = ONE_HOST,
     language: str = ENGLISH,
 ) -> tuple[Workload, Recipe]:
     """Return what trains a script for one device, or a Task, in ranks: so many on each host.
 
     Raises:
-        UserError: where the machine has too few GPUs, or the stage of ZeRO is not offered.
+        UserError: where the stage of ZeRO is not offered.
     """
-    found = len(read_machine(torch=False).devices)
-    if needs_gpus and found < ranks:
-        raise UserError(
-            f"--gpus {ranks}: this machine has {found}; --ranks {ranks} trains on the CPU"
-        )
     ranks *= hosts.count
     os.environ.update(hosts.environment)
     if recipe.parallel is not None and zero:
         raise UserError(f"--zero {zero}: the recipe's table [parallel] has a zero of its own")
     if workload.is_task:
         return _spread_task(workload, recipe, ranks, zero, language)
+    if ranks == 1:
+        return workload, replace(recipe, parallel=None)
     settings = {"ranks": ranks, "zero": zero}
     if recipe.parallel is not None:
         check_world(recipe.parallel, ranks)

@@ -83,6 +83,8 @@ class TuneOptions:
     acknowledged: tuple[str, ...] = ()
     """Codes of wrong training that do not keep it from being tuned."""
     confirm_pairs: int = CONFIRM_PAIRS
+    ranks: int = 1
+    """Devices to spread a script for one device over, where that is faster."""
     history: Path | None = None
     """File of what earlier tunings on this machine found; None neither reads nor writes one."""
     runner: Runner = run_trial
@@ -251,6 +253,7 @@ def _task_of(machine: Machine, options: TuneOptions) -> TuningTask:
         skip=options.skip,
         accepts_load=options.accepts_load,
         confirm_pairs=options.confirm_pairs,
+        ranks=options.ranks,
         earlier=errors_on(_device_of(machine), earlier),
     )
 

@@ -82,6 +82,9 @@ OPERATORS: Mapping[str, str] = {
     "aten::index_put_": "boolean index",
 }
 """Operators that may wait, on a device there is to wait for."""
+SCALARS = ("item", "bool", "int", "float", "complex")
+"""What reads one number. On the CPU that takes less than a microsecond, and watching it many times
+as long: it is counted, and its time is taken for nothing."""
 PRINTED = ("print",)
 """What runs dozens of small operators itself; no one looks at each of them."""
 
@@ -234,6 +237,7 @@ class SyncProbe:
                 result = original(*args, **kwargs)
             finally:
                 seconds = time.perf_counter() - began
+                seconds *= self.on_device or what not in SCALARS
                 self.inside -= 1
                 operators.is_on = was_on
             is_copy_away = what == "to cpu" and self.on_device and result.device.type != "cpu"

@@ -71,13 +71,14 @@ def ladder_rows(ablation: Ablation, say: Messages | None = None) -> tuple[Ladder
 
 def _baseline(ablation: Ablation, say: Messages) -> LadderRow:
     needed = ", ".join(ablation.needed)
+    why = "so_that_it_runs" if needed else "as_it_is"
     row = LadderRow(
         kind="baseline",
         technique=say("tuning.baseline"),
         settings=say("tuning.with", techniques=needed) if needed else "",
         measured_ratio=format_ratio(1.0),
         loss_check=say.text(loss_of(ablation.aa_check)),
-        verdict=say("verdict.so_that_it_runs" if needed else "verdict.as_it_is"),
+        verdict=say("verdict.spread" if ablation.is_spread else f"verdict.{why}"),
         is_kept=True,
         times_baseline=1.0,
     )

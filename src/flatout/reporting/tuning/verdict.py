@@ -75,6 +75,7 @@ def headline(ablation: Ablation) -> Sentence:
     if ablation.needed and len(ablation.needed) == len(ablation.recipe.choices):
         is_of_workers = ablation.needed[0].split()[0] == setter_of("num_workers")
         name = "runs_workers" if is_of_workers else "runs_memory"
+        name = "only_spread" if ablation.is_spread else name
         return words(f"tuning.{name}", needed=tuple(ablation.needed))
     kept = words(
         "tuning.kept", n=str(len(ablation.recipe.choices)), tried=str(len(_tried(ablation)))

@@ -1,0 +1,117 @@
+"""A script for one device on several: which way is timed, which is taken, and what is said."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.records.ablation import Verdict
+from flatout.records.messages import messages
+from flatout.reporting.tuning.verdict import headline
+from tests.tuning.test_policy import check
+from tests.workflow.test_tune import World, run
+
+FLATOUT = str(Path(sys.executable).parent / "flatout")
+SCRIPT = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+data = torch.utils.data.TensorDataset(torch.randn(4096, 64), torch.randn(4096, 1))
+for epoch in range(50):
+    for x, y in torch.utils.data.DataLoader(data, batch_size=64, shuffle=True):
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+"""
+
+
+class Spread(World):
+    """Each stage of ZeRO has a factor of its own."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.ways, self.ranks = {0: 0.55, 2: 0.7, 3: 2.0}, ()
+
+    def __call__(self, workload, recipe, machine, options):
+        zero = next((c.settings["zero"] for c in recipe.choices if "zero" in c.settings), None)
+        self.factors["data_parallel"] = self.ways.get(zero, 1.0)
+        self.ranks = (*self.ranks, (workload.ranks, zero))
+        return super().__call__(workload, recipe, machine, options)
+
+
+@pytest.fixture(autouse=True)
+def guard(monkeypatch):
+    monkeypatch.setattr("flatout.workflow.tune.GuardChecker.check", check)
+
+
+def spread_rows(ablation):
+    return {
+        row.choice.settings["zero"]: row.verdict for row in ablation.rows if row.stage == "spread"
+    }
+
+
+def test_the_fastest_way_is_the_baseline_of_all_that_follows(tmp_path):
+    world = Spread({"loader_workers": 0.6})
+
+    ablation = run(world, tmp_path, ranks=2, only=("loader_workers",))
+
+    assert spread_rows(ablation) == {0: Verdict.KEPT, 2: Verdict.NO_EFFECT, 3: Verdict.WORSE}
+    assert ablation.needed == ("data_parallel ranks=2 zero=0",)
+    assert ablation.recipe.names == ("data_parallel", "loader_workers")
+    assert ablation.recipe.num_ranks == 2
+    assert ablation.confirmation.ratio == pytest.approx(1 / 0.6, rel=0.05)
+    assert {ranks for ranks, zero in world.ranks if zero is not None} == {2}
+    assert {ranks for ranks, zero in world.ranks if zero is None} == {1}
+    assert "the baseline from here on is data_parallel ranks=2 zero=0" in " ".join(ablation.notes)
+
+
+def test_where_no_way_is_faster_it_stays_on_one_device(tmp_path):
+    world = Spread({"loader_workers": 0.6})
+    world.ways = {0: 1.1, 2: 1.3, 3: 1.4}
+
+    ablation = run(world, tmp_path, ranks=2, only=("loader_workers",))
+
+    assert not ablation.needed
+    assert not ablation.is_spread
+    assert ablation.recipe.names == ("loader_workers",)
+    assert any(note.startswith("stay on one device") for note in ablation.notes)
+
+
+def test_a_small_gain_is_taken_and_said_to_be_small(tmp_path):
+    world = Spread({})
+    world.ways = {0: 0.9, 2: 1.2, 3: 1.2}
+
+    ablation = run(world, tmp_path, ranks=8, only=("loader_workers",))
+
+    assert ablation.is_spread
+    assert "8 devices for that are hardly worth it" in " ".join(ablation.notes)
+    said = messages("en").text(headline(ablation))
+    assert said.startswith("Spread it, and change nothing else: with data_parallel ranks=8 zero=0")
+
+
+def test_a_way_that_does_not_run_is_named_and_the_others_are_timed(tmp_path):
+    ablation = run(Spread({}, broken=("data_parallel",)), tmp_path, ranks=2)
+
+    assert set(spread_rows(ablation).values()) == {Verdict.FAILED}
+    assert not ablation.is_spread
+    assert any("no measurement (" in note for note in ablation.notes)
+
+
+@pytest.mark.slow
+def test_tune_and_run_spread_a_real_script(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    given = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 500}
+    tune = [FLATOUT, "tune", "--ranks", "2", "--budget", "60s", "--accept-load"]
+    done = subprocess.run([*tune, "--json", "t.json", "train.py"], check=False, **given)
+
+    assert done.returncode == 0, done.stderr
+    assert "data_parallel ranks=2 zero=0" in done.stdout
+
+    (tmp_path / "recipe.toml").write_text(
+        '[recipe]\nformat = 1\n[[technique]]\nname = "data_parallel"\nranks = 2\nzero = 0\n'
+    )
+    again = subprocess.run([FLATOUT, "run", "--with", "recipe.toml", "train.py"], **given)
+    assert again.returncode == 0, again.stderr
