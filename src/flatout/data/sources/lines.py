@@ -4,7 +4,6 @@ The file is indexed once, eight bytes a line; lines are then read by their offse
 """
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,14 @@ import numpy as np
 
 from flatout.data import values
 from flatout.data.format import BadSample, Field
-from flatout.data.sources.source import Contents, fingerprint_of, label_in, need_samples, stamp_of
+from flatout.data.sources.source import (
+    Contents,
+    fingerprint_of,
+    label_in,
+    need_samples,
+    read_span,
+    stamp_of,
+)
 from flatout.records.errors import UserError
 
 BLOCK_BYTES = 1 << 24
@@ -121,14 +127,7 @@ def _pread(path: str, begin: int, end: int) -> bytes:
     Raises:
         BadSample: if the file cannot be read, or ends before the line does.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise BadSample(f"{path} cannot be read ({error.strerror})") from None
-    try:
-        line = os.pread(descriptor, end - begin, begin)
-    finally:
-        os.close(descriptor)
+    line = read_span(path, begin, end - begin)
     if len(line) < end - begin:
         raise BadSample(f"{path} is shorter than it was; something cut it off or began it anew")
     return line.rstrip(b"\r")

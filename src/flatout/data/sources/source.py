@@ -105,6 +105,25 @@ def read_file(path: Path) -> bytes:
         raise BadSample(f"{what} ({error})") from None
 
 
+def read_span(path: str, begin: int, size: int) -> bytes:
+    """Return the bytes of a part of a file, none where the file ends before it or it is too large.
+
+    Raises:
+        BadSample: if the file cannot be read.
+    """
+    try:
+        # Buffered, though it is one read: a single call of the system ends at 2 GiB.
+        with open(path, "rb") as file:  # noqa: PTH123  millions of reads: no object for each
+            # What tells of the size may be wrong: memory for it is taken before a byte is read.
+            left = os.fstat(file.fileno()).st_size - begin
+            if size > min(left, MAX_FIELD_BYTES):
+                return b""
+            file.seek(begin)
+            return file.read(size)
+    except OSError as error:
+        raise BadSample(f"{path} cannot be read ({error.strerror})") from None
+
+
 def need_samples(count: int, what: str) -> None:
     """Make sure that there is something to pack.
 

@@ -5,7 +5,6 @@ are links, are outside the archive's folder, or come twice are never followed or
 """
 
 import io
-import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,15 @@ from typing import Any
 import numpy as np
 
 from flatout.data import pictures
-from flatout.data.format import MAX_FIELD_BYTES, BadSample, Field, Skipped, refuse
-from flatout.data.sources.source import Contents, fingerprint_of, label_in, need_samples, stamp_of
+from flatout.data.format import BadSample, Field, Skipped, refuse
+from flatout.data.sources.source import (
+    Contents,
+    fingerprint_of,
+    label_in,
+    need_samples,
+    read_span,
+    stamp_of,
+)
 from flatout.records.errors import UserError
 
 INTEGER_SUFFIXES = ("cls", "cls2", "index", "inx", "id", "count")
@@ -59,16 +65,7 @@ class Tars:
 
     def _bytes(self, member: Member) -> bytes:
         number, offset, size = member
-        try:
-            descriptor = os.open(self.paths[number], os.O_RDONLY)
-        except OSError as error:
-            raise BadSample(f"{self.paths[number]} cannot be read ({error.strerror})") from None
-        try:
-            # A header may tell of any size: memory for it is taken before a byte is read.
-            left = os.fstat(descriptor).st_size - offset
-            data = os.pread(descriptor, size, offset) if size <= min(left, MAX_FIELD_BYTES) else b""
-        finally:
-            os.close(descriptor)
+        data = read_span(self.paths[number], offset, size)
         if len(data) < size:
             raise BadSample(f"{self.paths[number]} is cut off")
         return data
