@@ -64,6 +64,20 @@ def test_several_tars_are_one_set_and_names_may_repeat_between_them(tmp_path):
         assert len({source.name(number) for number in range(5)}) == 5
 
 
+@pytest.mark.parametrize("pattern", ["s-*.tar", "s-?.tar", "s-[0-9].tar", "[rs]-{0..1}.tar"])
+def test_every_mark_of_a_pattern_finds_tars(tmp_path, pattern):
+    tar(tmp_path / "s-0.tar", members(0))
+    tar(tmp_path / "s-1.tar", members(1))
+
+    assert len(open_source(str(tmp_path / pattern), work=tmp_path / "work")) == 2
+
+
+def test_a_mark_in_the_name_of_a_tar_that_is_there_is_no_pattern(tmp_path):
+    found = [tar(tmp_path / f"s[{number}].tar", members(number)) for number in range(2)]
+
+    assert expand(str(tmp_path / "s[{0..1}].tar")) == found
+
+
 def test_patterns_name_the_tars_of_a_range():
     assert [str(p) for p in expand("a{1..2}-{00..01}.tar")] == [
         "a1-00.tar",

@@ -1,5 +1,6 @@
 """What can be packed: one module per kind of source, found by looking at what is there."""
 
+from glob import has_magic
 from pathlib import Path
 
 from flatout.data.format import RAISE
@@ -35,7 +36,7 @@ def open_source(target: str, *, work: Path, on_bad: str = RAISE) -> Source:
         return _folder(path, work, on_bad)
     if path.is_file():
         return _file(path, work, on_bad)
-    if target.endswith(".tar") and any(mark in target for mark in "{*?["):
+    if target.endswith(".tar") and ("{" in target or has_magic(target)):
         from flatout.data.sources.webdataset import expand, open_tars
 
         return open_tars(expand(target), on_bad=on_bad)

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from glob import glob
+from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -72,7 +72,7 @@ class Tars:
 
 
 def expand(pattern: str) -> list[Path]:
-    """Return the tars of a pattern with `{000..009}` or `*`.
+    """Return the tars of a pattern with `{000..009}`, `*`, `?` or `[0-9]`.
 
     >>> [str(path) for path in expand("a-{08..10}.tar")]
     ['a-08.tar', 'a-09.tar', 'a-10.tar']
@@ -87,10 +87,8 @@ def expand(pattern: str) -> list[Path]:
                 f"{pattern[: found.start()]}{number:0{width}}{pattern[found.end() :]}"
             )
         ]
-    return [Path(pattern)] if pattern.endswith(".tar") and "*" not in pattern else _globbed(pattern)
-
-
-def _globbed(pattern: str) -> list[Path]:
+    if not has_magic(pattern) or Path(pattern).is_file():
+        return [Path(pattern)]
     return sorted(map(Path, glob(pattern)))  # noqa: PTH207  the pattern may be absolute
 
 
