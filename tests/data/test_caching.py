@@ -113,3 +113,17 @@ def test_processes_fill_the_store_beforehand():
 def test_a_plain_list_cannot_be_stood_in_for():
     with pytest.raises(NotApplicable, match="list"):
         kept([1, 2, 3])
+
+
+@pytest.mark.parametrize("index", [-4, -5])
+def test_an_index_before_the_first_is_refused_by_the_set_alone(index):
+    class Letters(Squares):
+        def __getitem__(self, index):
+            return "abc"[index]
+
+    data = kept(Letters(3))
+
+    assert data[-3] == "a"
+    with pytest.raises(IndexError):
+        data[index]
+    assert store_of(data).count == 1

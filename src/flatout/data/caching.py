@@ -346,10 +346,12 @@ def _makes_batches(self: Any) -> bool:
 
 
 def key_of(index: Any, dataset: Any) -> int | None:
-    """Return the store's key of a sample, None for an index that is no number.
+    """Return the store's key of a sample, None for an index that is no number or before the first.
 
     >>> key_of(0, "abc"), key_of(-1, "abc"), key_of("a", "abc"), key_of(True, "abc")
     (1, 3, None, None)
+    >>> key_of(-3, "abc"), key_of(-4, "abc")
+    (1, None)
     """
     if isinstance(index, bool):
         return None
@@ -357,7 +359,8 @@ def key_of(index: Any, dataset: Any) -> int | None:
         number = operator.index(index)
     except TypeError:
         return None
-    return 1 + (number if number >= 0 else number + len(dataset))
+    place = number if number >= 0 else number + len(dataset)
+    return 1 + place if place >= 0 else None  # a key of 0 marks a free slot
 
 
 def fill(make: Callable[[int], Any], count: int, *, processes: int, limit_s: float) -> int:
