@@ -133,7 +133,15 @@ class Pixels:
 
     def has_other_views(self) -> bool:
         """Return whether a change in place would show elsewhere."""
-        return sys.getrefcount(self.grid) > 2  # our attribute and the argument
+        return _references(self, "grid") > _references(_LONE, "lender")
+
+
+_LONE = LentGrid(None, Grid(None, None))
+"""Its lender has no other holder; how many references that is differs between Pythons."""
+
+
+def _references(holder: Any, name: str) -> int:
+    return sys.getrefcount(getattr(holder, name))
 
 
 def refuse_shared(pixels: Pixels, what: str) -> None:
@@ -146,9 +154,8 @@ def refuse_shared(pixels: Pixels, what: str) -> None:
     Raises:
         UnfollowableError: if someone does, who would not see the change.
     """
-    lender = getattr(pixels.grid, "lender", None)
-    # The lender is counted here, in the attribute and as the argument.
-    is_lent = lender is not None and sys.getrefcount(lender) > 3
+    lone = _references(_LONE, "lender")
+    is_lent = isinstance(pixels.grid, LentGrid) and _references(pixels.grid, "lender") > lone
     if is_lent or pixels.has_other_views():
         raise UnfollowableError(f"an image {what} while a view of it is in use")
 
