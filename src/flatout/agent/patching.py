@@ -150,6 +150,21 @@ def named(function: Callable[..., Any], module: str, name: str) -> Callable[...,
     return function
 
 
+def at_first_call(call: Callable[..., Any], first: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the call, in place of whose first run `first` is called with its arguments."""
+    is_waiting = True
+
+    @functools.wraps(call)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_waiting
+        if not is_waiting:
+            return call(*args, **kwargs)
+        is_waiting = False
+        return first(*args, **kwargs)
+
+    return called
+
+
 def _rebuild(owner: Any, name: str, new: Patch | None = None) -> None:
     """Make the chain of a point again: without the patches that are off, and with a new one.
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from flatout.kernels.module_proof import (
     TOLERANCE,
+    NotProvenError,
     Result,
     difference,
     doubled,
@@ -131,10 +132,6 @@ ROW_WISE = {
 """Operations on single rows: it does not matter which expert's they are."""
 
 
-class NoMixtureError(Exception):
-    """This module is no mixture that can be computed in groups; the text says why."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """One way to choose experts and weigh what they give."""
@@ -175,45 +172,30 @@ def mixtures(root: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, m) for name, m in root.named_modules() if _names(m) is not None]
 
 
-def find_obstacle_or_group(
-    module: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]] | None
-) -> str:
-    """Compute a mixture in groups from now on; return what is against it, or ""."""
-    if call is None:
-        return "it was not called"
-    try:
-        group(module, *call)
-    except NoMixtureError as reason:
-        return str(reason)
-    except torch.OutOfMemoryError:
-        return "there is no memory to compare it in"
-    return ""
-
-
 def group(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Routing:
     """Replace a mixture's loop by grouped products; return the way it chooses.
 
     Raises:
-        NoMixtureError: with the reason, if no way is proven to be the loop's.
+        NotProvenError: with the reason, if no way is proven to be the loop's.
     """
     if "forward" in vars(module):
-        raise NoMixtureError("its forward was replaced already")
+        raise NotProvenError("its forward was replaced already")
     original = module.forward
     bound = inspect.signature(original).bind(*args, **kwargs)
     values = list(bound.arguments.values())
     if len(values) != 1 or not isinstance(values[0], torch.Tensor):
-        raise NoMixtureError("it takes more than the tokens")
+        raise NotProvenError("it takes more than the tokens")
     ((name, tokens),) = bound.arguments.items()
     names = _names(module)
     if names is None:
-        raise NoMixtureError("it has no list of equal experts with one router over them")
+        raise NotProvenError("it has no list of equal experts with one router over them")
     parts = Parts(router=names[0], experts=names[1], graph=_traced(module, names[1]))
     _check_alone(module, parts)
     facts, before = plain_facts(module), dict(vars(module))
     trials = [tokens, _skewed(tokens), _noisy(tokens)]
     expected = [result_of(module, original, {name: each}) for each in trials]
-    if any(before.get(k, NoMixtureError) is not v for k, v in vars(module).items()):
-        raise NoMixtureError("its forward keeps something on the module")
+    if any(before.get(k, NotProvenError) is not v for k, v in vars(module).items()):
+        raise NotProvenError("its forward keeps something on the module")
     skips = any(g is None for g in expected[1].gradients.values())
     way = _find_way(module, parts, original, tokens)
     rewritten = _forward(parts, way, skips=skips)
@@ -239,7 +221,7 @@ def _prove(
     for each, known in zip(inputs, expected, strict=True):
         off = difference(known, result_of(module, forward, {name: each}))
         if not off <= TOLERANCE:
-            raise NoMixtureError(f"outputs or gradients differ by {off:.1g} on its inputs")
+            raise NotProvenError(f"outputs or gradients differ by {off:.1g} on its inputs")
 
 
 def _names(module: nn.Module) -> tuple[str, str] | None:
@@ -271,10 +253,10 @@ def _are_equal(experts: nn.ModuleList) -> bool:
 def _check_alone(module: nn.Module, parts: Parts) -> None:
     """Make sure that nothing else depends on the loop's calls."""
     if any(True for _ in module.buffers(recurse=False)):
-        raise NoMixtureError("it keeps a buffer, which its loop may change")
+        raise NotProvenError("it keeps a buffer, which its loop may change")
     for name, inner in getattr(module, parts.experts).named_modules():
         if inner._forward_hooks or inner._forward_pre_hooks or "forward" in vars(inner):
-            raise NoMixtureError(f"something listens to expert {name}")
+            raise NotProvenError(f"something listens to expert {name}")
 
 
 def _skewed(tokens: torch.Tensor) -> torch.Tensor:
@@ -306,7 +288,7 @@ def _traced(module: nn.Module, experts: str) -> fx.Graph:
     try:
         graph = _Tracer().trace(expert)
     except Exception as error:  # noqa: BLE001  whatever a script's code does to stand-ins
-        raise NoMixtureError(f"an expert depends on values: {error}"[:200]) from None
+        raise NotProvenError(f"an expert depends on values: {error}"[:200]) from None
     _check_row_wise(expert, graph)
     return graph
 
@@ -316,13 +298,13 @@ def _check_row_wise(expert: nn.Module, graph: fx.Graph) -> None:
         if node.op == "call_module":
             child = expert.get_submodule(str(node.target))
             if type(child) is not nn.Linear and not isinstance(child, ACTIVATIONS):
-                raise NoMixtureError(f"an expert holds a {type(child).__name__}")
+                raise NotProvenError(f"an expert holds a {type(child).__name__}")
         elif node.op in ("call_function", "call_method"):
             called = str(getattr(node.target, "__name__", node.target))
             if called.rstrip("_") not in ROW_WISE:
-                raise NoMixtureError(f"an expert calls {called}()")
+                raise NotProvenError(f"an expert calls {called}()")
         elif node.op == "get_attr":
-            raise NoMixtureError(f"an expert has a parameter {node.target} of its own")
+            raise NotProvenError(f"an expert has a parameter {node.target} of its own")
 
 
 def _find_way(
@@ -335,7 +317,7 @@ def _find_way(
         one = Result(outputs=expected, gradients={})
         if difference(one, Result(outputs=found, gradients={})) <= TOLERANCE:
             return way
-    raise NoMixtureError("it chooses or weighs its experts in a way that is not known")
+    raise NotProvenError("it chooses or weighs its experts in a way that is not known")
 
 
 def _few(tokens: torch.Tensor) -> torch.Tensor:

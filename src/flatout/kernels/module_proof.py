@@ -7,7 +7,8 @@ import itertools
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,10 @@ from flatout.agent.measuring.attention import unseen
 
 TOLERANCE = 1e-9
 """Largest relative difference in float64: the same maths in another order differs by some 1e-14."""
+
+
+class NotProvenError(Exception):
+    """This module keeps its forward; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -272,3 +277,96 @@ def _listed(state: Any) -> Any:
     if isinstance(state, list | tuple):
         return [_listed(part) for part in state]
     return state.tolist() if hasattr(state, "tolist") else state
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments, and those with names."""
+
+
+def replacing(
+    call: Callable[..., Any],
+    root: nn.Module,
+    replace_in: Callable[..., dict[str, str]],
+    outcome: dict[str, str],
+) -> Callable[..., Any]:
+    """Return a root's call, before whose first run modules of it are replaced as that is noted."""
+    outcome.clear()
+    model: Any = weakref.ref(root)  # the call is kept longer than the model may live
+
+    def first(*args: Any, **kwargs: Any) -> Any:
+        outcome.update(replace_in(model(), *args, **kwargs))
+        return call(*args, **kwargs)
+
+    return patching.at_first_call(call, first)
+
+
+def replaced(
+    model: nn.Module,
+    found: Sequence[tuple[str, nn.Module]],
+    replace: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any],
+    call: Call,
+) -> dict[str, str]:
+    """Replace modules, compared on what they see in a call of their model; return why not, or "".
+
+    What replaces one, given a call of it, raises `NotProvenError` where it does not.
+    """
+    args, kwargs = call
+    modules = [module for _, module in found]
+    with torch.compiler.set_stance("force_eager"):
+        seen = capture(model, modules, lambda: model.forward(*args, **kwargs))
+    return {
+        name: _find_obstacle(module, replace, call if module is model else own)
+        for (name, module), own in zip(found, seen, strict=True)
+    }
+
+
+def capture(
+    root: nn.Module, modules: Sequence[nn.Module], call: Callable[[], Any]
+) -> list[Call | None]:
+    """Return the arguments with which each module is first called in a call that leaves no trace.
+
+    Gradients are off, random states and buffers are put back, and autocast forgets its casts.
+    """
+    seen: dict[int, Call] = {}
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.setdefault(id(module), (args, kwargs))
+
+    handles = [m.register_forward_pre_hook(keep, with_kwargs=True) for m in modules]
+    buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
+    try:
+        with streams_kept(), torch.no_grad(), unseen():
+            call()
+    finally:
+        for handle in handles:
+            handle.remove()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        # Torch 2.9 hands the real call the casts that autocast made here, without gradients: the
+        # weights would get none (pytorch issue 158232, fixed by pull request 165068).
+        torch.clear_autocast_cache()
+    return [seen.get(id(module)) for module in modules]
+
+
+def _find_obstacle(module: nn.Module, replace: Callable[..., Any], call: Call | None) -> str:
+    """Replace a module's forward, given one call of it; return what is against it, or ""."""
+    if call is None:
+        return "it was not called"
+    try:
+        replace(module, *call)
+    except NotProvenError as reason:
+        return str(reason)
+    except torch.OutOfMemoryError:
+        return "there is no memory to compare it in"
+    finally:
+        forget_proof(module)
+    return ""
+
+
+def forget_proof(module: nn.Module) -> None:
+    """Give back the memory of a proof: its peak in float64 is not that of the training."""
+    devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
+    for device in devices:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)

@@ -22,8 +22,15 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from flatout.agent.measuring.attention import backend_of, may_look, unseen
-from flatout.kernels.module_proof import TOLERANCE, difference, plain_facts, result_of, streams_kept
+from flatout.agent.measuring.attention import backend_of, may_look
+from flatout.kernels.module_proof import (
+    TOLERANCE,
+    NotProvenError,
+    difference,
+    plain_facts,
+    result_of,
+    streams_kept,
+)
 
 HUGE = -1e4
 """A mask value at or below this hides a position as -inf does."""
@@ -330,86 +337,30 @@ def _both(one: torch.Tensor, other: torch.Tensor, q: torch.Tensor) -> torch.Tens
     return added[0] + added[1]
 
 
-class NoPatternError(Exception):
-    """This module holds no attention that can be replaced; the text says why."""
-
-
-def capture(root: nn.Module, modules: Sequence[nn.Module], call: Callable[[], Any]) -> list[Any]:
-    """Return the arguments with which each module is first called in a call that leaves no trace.
-
-    Gradients are off, random states and buffers are put back, and autocast forgets its casts.
-    """
-    seen: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-
-    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.setdefault(id(module), (args, kwargs))
-
-    handles = [m.register_forward_pre_hook(keep, with_kwargs=True) for m in modules]
-    buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
-    try:
-        with streams_kept(), torch.no_grad(), unseen():
-            call()
-    finally:
-        for handle in handles:
-            handle.remove()
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        # Torch 2.9 hands the real call the casts that autocast made here, without gradients: the
-        # weights would get none (pytorch issue 158232, fixed by pull request 165068).
-        torch.clear_autocast_cache()
-    return [seen.get(id(module)) for module in modules]
-
-
-def find_obstacle_or_replace(
-    module: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]] | None
-) -> str:
-    """Replace a module's attention, given one call of it; return what is against it, or ""."""
-    if call is None:
-        return "it was not called"
-    try:
-        replace(module, *call)
-    except NoPatternError as reason:
-        return str(reason)
-    except torch.OutOfMemoryError:
-        return "there is no memory to compare it in"
-    finally:
-        forget_proof(module)
-    return ""
-
-
-def forget_proof(module: nn.Module) -> None:
-    """Give back the memory of a proof: its peak in float64 is not that of the training."""
-    devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
-    for device in devices:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-
-
 def replace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     """Replace the attentions in a module's forward; return how many there were.
 
     Raises:
-        NoPatternError: with the reason, if none was found or proven.
+        NotProvenError: with the reason, if none was found or proven.
     """
     if "forward" in vars(module):
-        raise NoPatternError("its forward was replaced already")
+        raise NotProvenError("its forward was replaced already")
     original = module.forward
     signature = inspect.signature(original)
     if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in signature.parameters.values()):
-        raise NoPatternError("its forward takes arguments without names")
+        raise NotProvenError("its forward takes arguments without names")
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     plain = {k: v for k, v in bound.arguments.items() if not isinstance(v, torch.Tensor)}
     if any(_holds_tensor(value) for value in plain.values()):
-        raise NoPatternError("its forward takes tensors inside of other arguments")
+        raise NotProvenError("its forward takes tensors inside of other arguments")
     graph = _trace(module, plain)
     count = 0
     while (pattern := find_pattern(graph, module)) is not None:
         _rewrite(graph, pattern)
         count += 1
     if not count:
-        raise NoPatternError("no softmax(q @ k^T) @ v in its forward")
+        raise NotProvenError("no softmax(q @ k^T) @ v in its forward")
     rewritten = _compile(graph)
     facts = plain_facts(module)
     _prove(module, original, types.MethodType(rewritten, module), bound)
@@ -466,16 +417,16 @@ def _trace(module: nn.Module, plain: Mapping[str, Any]) -> fx.Graph:
             tracer = _Tracer(autowrap_modules=(math,))
             graph = tracer.trace(module, concrete_args=dict(plain) or None)
     except Exception as error:  # noqa: BLE001  whatever a script's code does to stand-ins
-        raise NoPatternError(f"its forward depends on values: {error}"[:200]) from None
+        raise NotProvenError(f"its forward depends on values: {error}"[:200]) from None
     finally:
-        changed = {k for k, v in vars(module).items() if before.get(k, NoPatternError) is not v}
+        changed = {k for k, v in vars(module).items() if before.get(k, NotProvenError) is not v}
         vars(module).clear()
         vars(module).update(before)
     if changed:
-        raise NoPatternError(f"its forward sets {', '.join(sorted(changed))} on the module")
+        raise NotProvenError(f"its forward sets {', '.join(sorted(changed))} on the module")
     if drawn:
         # The graph holds what was drawn this once, or the branch that was taken by it.
-        raise NoPatternError(f"its forward draws from {', '.join(drawn)} by itself")
+        raise NotProvenError(f"its forward draws from {', '.join(drawn)} by itself")
     return graph
 
 
@@ -545,7 +496,7 @@ def _prove(
     """Compare outputs and gradients of both forwards in float64 on the inputs of a real call."""
     expected = result_of(module, original, bound.arguments)
     if not expected.outputs:
-        raise NoPatternError("its forward returns no tensors")
+        raise NotProvenError("its forward returns no tensors")
     off = difference(expected, result_of(module, rewritten, bound.arguments))
     if not off <= TOLERANCE:
-        raise NoPatternError(f"outputs or gradients differ by {off:.1g} on the real inputs")
+        raise NotProvenError(f"outputs or gradients differ by {off:.1g} on the real inputs")

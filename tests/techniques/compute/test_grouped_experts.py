@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flatout.kernels import expert_mixture
+from flatout.kernels import expert_mixture, module_proof
 from flatout.kernels.expert_mixture import grouped_linear
 from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.grouped_experts import GroupedExperts, group_experts
@@ -201,6 +201,17 @@ def test_looking_leaves_the_random_stream_and_the_weights_as_they_were():
     torch.randint(64, (2, 16))  # the only thing that was drawn
     assert torch.equal(torch.get_rng_state(), after)
     assert all(torch.equal(before[k], v) for k, v in network.state_dict().items())
+
+
+def test_the_memory_of_a_proof_is_given_back_whatever_comes_of_it(monkeypatch):
+    network, forgotten = Model(), []
+    network.blocks[1].register_buffer("seen", torch.zeros(1))
+    monkeypatch.setattr(module_proof, "forget_proof", forgotten.append)
+
+    outcome = group_experts(network, torch.randint(64, (2, 16)))
+
+    assert outcome == {"blocks.0": "", "blocks.1": "it keeps a buffer, which its loop may change"}
+    assert forgotten == [*network.blocks]
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flatout.kernels import sdpa_rewrite
-from flatout.kernels.sdpa_rewrite import capture, is_causal_mask
+from flatout.kernels.module_proof import capture, forget_proof
+from flatout.kernels.sdpa_rewrite import is_causal_mask
 from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.sdpa_attention import SdpaAttention, use_fused_attention
 from tests.scripts.techniques import naive_gpt
@@ -199,8 +199,8 @@ def test_the_memory_of_a_proof_on_a_device_is_no_peak_of_the_training(monkeypatc
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", done.append)
 
-    sdpa_rewrite.forget_proof(nn.Linear(2, 2))
-    sdpa_rewrite.forget_proof(OnDevice())
+    forget_proof(nn.Linear(2, 2))
+    forget_proof(OnDevice())
 
     assert done == ["emptied", "cuda:1"]
 

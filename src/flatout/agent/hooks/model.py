@@ -221,17 +221,12 @@ class _Roots:
         """
         root: Any = weakref.ref(module)
         describe_again = self.session.quietly(lambda: facts.update(describe(root())))
-        is_waiting = True
 
-        @functools.wraps(call)
-        def looked_at(*args: Any, **kwargs: Any) -> Any:
-            nonlocal is_waiting
-            if is_waiting:
-                is_waiting = False
-                describe_again()
+        def first(*args: Any, **kwargs: Any) -> Any:
+            describe_again()
             return call(*args, **kwargs)
 
-        return looked_at
+        return patching.at_first_call(call, first)
 
     def narrow(self, _: Any) -> None:
         """End the discovery: only the roots' own classes stay patched."""

@@ -8,7 +8,6 @@ What it costs: nothing, where the kernel takes the shapes; else torch takes the 
 How it is checked: losses and gradients match up to rounding. Dropout draws other masks.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
@@ -131,17 +130,12 @@ def preferring(backend: Backend, call: Callable[..., Any], own: list[int]) -> Ca
 
     if not getattr(torch.backends.cuda, f"{SWITCHES[backend]}_enabled")():
         raise NotApplicable(f"attention on {backend} is switched off")
-    waiting = True
 
-    @functools.wraps(call)
-    def preferred(*args: Any, **kwargs: Any) -> Any:
-        nonlocal waiting
-        if waiting:
-            waiting = False
-            _prefer(backend, own)
+    def first(*args: Any, **kwargs: Any) -> Any:
+        _prefer(backend, own)
         return call(*args, **kwargs)
 
-    return preferred
+    return patching.at_first_call(call, first)
 
 
 def noting(call: Callable[..., Any], seen: list[tuple[str, str]]) -> Callable[..., Any]:
@@ -153,8 +147,6 @@ def noting(call: Callable[..., Any], seen: list[tuple[str, str]]) -> Callable[..
 
     from flatout.agent.measuring.attention import OPERATOR, backend_of, may_look
 
-    waiting = True
-
     def looking(original: Callable[..., Any]) -> Callable[..., Any]:
         def looked_at(*given: Any, **named: Any) -> Any:
             if not seen and may_look():
@@ -163,16 +155,11 @@ def noting(call: Callable[..., Any], seen: list[tuple[str, str]]) -> Callable[..
 
         return looked_at
 
-    @functools.wraps(call)
     def noted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal waiting
-        if not waiting:
-            return call(*args, **kwargs)
-        waiting = False
         with patching.wrap(functional, OPERATOR, looking, order=patching.Order.TECHNIQUE):
             return call(*args, **kwargs)
 
-    return noted
+    return patching.at_first_call(call, noted)
 
 
 def stop_preferring(own: list[int]) -> None:

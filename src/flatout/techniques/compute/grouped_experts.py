@@ -10,8 +10,6 @@ How it is checked: each mixture's outputs and gradients are compared in float64 
 on tokens that all choose alike and on others, before it is replaced. Dropout draws other masks.
 """
 
-import functools
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -74,22 +72,11 @@ In place of the loop over experts, with the tokens sorted by expert and the weig
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
         """Look at the first call's inputs, replace what is proven equal, then go on."""
         from flatout.kernels.expert_mixture import mixtures
+        from flatout.kernels.module_proof import replacing
 
         if not mixtures(root):
             raise NotApplicable("no module has a router over a list of equal experts")
-        self.outcome.clear()
-        waiting = True
-        model: Any = weakref.ref(root)  # the call is kept longer than the model may live
-
-        @functools.wraps(call)
-        def first_looked_at(*args: Any, **kwargs: Any) -> Any:
-            nonlocal waiting
-            if waiting:
-                waiting = False
-                self.outcome.update(group_experts(model(), *args, **kwargs))
-            return call(*args, **kwargs)
-
-        return first_looked_at
+        return replacing(call, root, group_experts, self.outcome)
 
     def end(self) -> str:
         """Say how many mixtures are computed in groups, and why others are not."""
@@ -113,20 +100,10 @@ def group_experts(model: "torch.nn.Module", *args: Any, **kwargs: Any) -> dict[s
     Returns:
         Of each mixture why it was left alone, empty where it was replaced.
     """
-    import torch
-
-    from flatout.kernels import expert_mixture, sdpa_rewrite
+    from flatout.kernels import expert_mixture, module_proof
 
     found = expert_mixture.mixtures(model)
-    modules = [module for _, module in found]
-    with torch.compiler.set_stance("force_eager"):
-        calls = sdpa_rewrite.capture(model, modules, lambda: model.forward(*args, **kwargs))
-    return {
-        name: expert_mixture.find_obstacle_or_group(
-            module, (args, kwargs) if module is model else seen
-        )
-        for (name, module), seen in zip(found, calls, strict=True)
-    }
+    return module_proof.replaced(model, found, expert_mixture.group, (args, kwargs))
 
 
 def _share(model: ModelFacts) -> float:

@@ -8,8 +8,6 @@ How it is checked: each module's outputs and gradients are compared in float64 o
 before it is replaced; losses and gradients match up to rounding. Dropout draws other masks.
 """
 
-import functools
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -76,19 +74,9 @@ In the attention module, for a causal mask:
         """Look at the first call's inputs, replace what is proven equal, then go on."""
         if not softmax_modules(root):
             raise NotApplicable("no module of the model's own takes a softmax")
-        self.outcome.clear()
-        waiting = True
-        model: Any = weakref.ref(root)  # the call is kept longer than the model may live
+        from flatout.kernels.module_proof import replacing
 
-        @functools.wraps(call)
-        def first_looked_at(*args: Any, **kwargs: Any) -> Any:
-            nonlocal waiting
-            if waiting:
-                waiting = False
-                self.outcome.update(use_fused_attention(model(), *args, **kwargs))
-            return call(*args, **kwargs)
-
-        return first_looked_at
+        return replacing(call, root, use_fused_attention, self.outcome)
 
     def switch(self, training: RunningTraining) -> Switch:
         """Choose between the forwards as they are and what replaces them, proven in one call."""
@@ -139,17 +127,7 @@ def use_fused_attention(model: "torch.nn.Module", *args: Any, **kwargs: Any) -> 
     Returns:
         Of each module with a softmax why it was left alone, empty where it was replaced.
     """
-    import torch
-
-    from flatout.kernels import sdpa_rewrite
+    from flatout.kernels import module_proof, sdpa_rewrite
 
     found = softmax_modules(model)
-    modules = [module for _, module in found]
-    with torch.compiler.set_stance("force_eager"):
-        calls = sdpa_rewrite.capture(model, modules, lambda: model.forward(*args, **kwargs))
-    return {
-        name: sdpa_rewrite.find_obstacle_or_replace(
-            module, (args, kwargs) if module is model else seen
-        )
-        for (name, module), seen in zip(found, calls, strict=True)
-    }
+    return module_proof.replaced(model, found, sdpa_rewrite.replace, (args, kwargs))

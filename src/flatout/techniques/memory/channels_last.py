@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
 
+from flatout.agent import patching
 from flatout.agent.describe import is_compiled
 from flatout.agent.nested import map_leaves
 from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
@@ -150,14 +151,8 @@ def noting(
 
     Not for compiled models: what is inside of them is not called as it is there.
     """
-    waiting = True
 
-    @functools.wraps(call)
     def noted(*args: Any, **kwargs: Any) -> Output:
-        nonlocal waiting
-        if not waiting:
-            return call(*args, **kwargs)
-        waiting = False
         named = [(name, m) for name, m in root.named_modules() if isinstance(m, _kinds())]
         strays: list[str] = []
         noted_in[:] = [(strays, len(named))]
@@ -171,7 +166,7 @@ def noting(
             for hook in hooks:
                 hook.remove()
 
-    return noted
+    return patching.at_first_call(call, noted)
 
 
 def _look(strays: list[str], name: str, _module: Any, given: tuple[Any, ...]) -> None:
