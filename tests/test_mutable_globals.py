@@ -12,7 +12,6 @@ PATCHES = "patches belong to torch's own functions, of which a process has one e
 SESSION = "techniques see loaders and models, and no session: one a process"
 SCRIPT = "facts about objects of the script's, weakly held, that must not be pickled with them"
 SHIM = "what torch's C++ was told of stays for the life of the process"
-NOTED = "what the first attention ran on, which a kernel that was put into a model tells"
 ALLOWED = {
     "agent.events": (SESSION, "_LISTENERS"),
     "agent.hooks.loader": (SCRIPT, "_recipes"),
@@ -33,7 +32,6 @@ ALLOWED = {
     "data.images.substitution": (PATCHES, "_SWAPS"),
     "data.proof.aliases": (PATCHES, "_GIVEN", "_SEEN"),
     "data.proof.joint_proof": (SCRIPT, "_tried"),
-    "kernels.sdpa_rewrite": (NOTED, "_BACKENDS"),
     "planner.tracing.cuda_shim": (SHIM, "_done", "_kept"),
     "planner.tracing.simulated_gpu": (SHIM, "_attending"),
 }

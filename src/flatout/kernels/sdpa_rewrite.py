@@ -22,7 +22,6 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from flatout.agent.measuring.attention import backend_of, may_look
 from flatout.kernels.module_proof import (
     TOLERANCE,
     NotProvenError,
@@ -267,8 +266,6 @@ def attend(  # noqa: PLR0913  one for each part of the formula
         )
         q, k, v = (x.expand(*leading, *x.shape[-2:]) for x in (q, k, v))
     mask = None if is_causal else mask
-    if q.is_cuda and not _BACKENDS and may_look():
-        _BACKENDS.append(find_backend(q, k, v, mask, dropout_p, is_causal))
     return functional.scaled_dot_product_attention(
         q,
         k,
@@ -289,28 +286,6 @@ def is_causal_mask(mask: torch.Tensor, rows: int, columns: int) -> bool:
     if mask.dtype == torch.bool:
         return bool((flat == seen).all())
     return bool((flat.masked_fill(~seen, 0) == 0).all() and (flat[:, ~seen] <= HUGE).all())
-
-
-_BACKENDS: list[str] = []
-"""What the training's first fused attention on a GPU ran on."""
-
-
-def backend_words() -> str:
-    """Return what the fused attention ran on, where a GPU chooses; empty elsewhere."""
-    return f", on {_BACKENDS[0]}" if _BACKENDS else ""
-
-
-def find_backend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,  # noqa: FBT001
-) -> str:
-    """Return the backend that torch takes, in words; of the slow one with the reason."""
-    name, why = backend_of(q, k, v, mask, dropout_p, is_causal)
-    return f"the slow math backend, since {why}" if why else f"{name}_attention"
 
 
 def _as_mask(kind: str, value: Any, filler: Any, q: torch.Tensor) -> torch.Tensor:

@@ -3,13 +3,11 @@
 import pytest
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 from flatout.agent.measuring import attention
-from flatout.agent.measuring.attention import OPERATOR, AttentionMeter, unseen
+from flatout.agent.measuring.attention import AttentionMeter
 from flatout.agent.session import Session
-from flatout.kernels import sdpa_rewrite
 from flatout.records.trial_spec import TrialSpec
 from flatout.techniques.compile.torch_compile.compile_watch import CompileWatch
 from flatout.techniques.compute.sdpa_attention import use_fused_attention
@@ -68,23 +66,6 @@ def test_the_proof_of_a_rewritten_forward_is_not_taken_for_the_training(monkeypa
     assert asked == [torch.float32]
     assert session.model_facts == [{"attention_backend": "flash", "attention_why": ""}]
     assert session.errors == []
-
-
-def test_the_words_about_a_gpu_s_kernel_are_those_of_the_training(monkeypatch):
-    asked = []
-    monkeypatch.setattr(sdpa_rewrite, "backend_of", backend_by_dtype(asked))
-    monkeypatch.setattr(sdpa_rewrite, "_BACKENDS", [])
-    monkeypatch.setattr(functional, OPERATOR, lambda q, *_, **__: q)
-
-    with FakeTensorMode():
-        given = torch.empty(1, 2, 4, 8, device="cuda")
-        with unseen():
-            sdpa_rewrite.attend(given.double(), given.double(), given.double(), 1.0, (), 0.0)
-        assert sdpa_rewrite.backend_words() == ""
-        sdpa_rewrite.attend(given, given, given, 1.0, (), 0.0)
-
-    assert asked == [torch.float32]
-    assert sdpa_rewrite.backend_words() == ", on flash_attention"
 
 
 def test_a_compiled_model_is_compiled_once_whoever_compiled_it(session):

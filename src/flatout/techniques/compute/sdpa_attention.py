@@ -106,14 +106,12 @@ In the attention module, for a causal mask:
         )
 
     def end(self) -> str:
-        """Say how many modules were replaced, and on which backend they run."""
+        """Say how many modules were replaced."""
         replaced = [name for name, why in self.outcome.items() if not why]
         if not replaced:
             reasons = sorted(set(self.outcome.values())) or ["the first call never came"]
             raise NotApplicable(LOOKED.format(count=len(self.outcome), why="; ".join(reasons)))
-        from flatout.kernels.sdpa_rewrite import backend_words
-
-        return f"{len(replaced)} of {len(self.outcome)} modules replaced{backend_words()}"
+        return f"{len(replaced)} of {len(self.outcome)} modules replaced"
 
 
 def use_fused_attention(model: "torch.nn.Module", *args: Any, **kwargs: Any) -> dict[str, str]:
