@@ -55,9 +55,6 @@ table of 41 MB, as in the record of levers_text, is 6e9 on two cores."""
 LEAST_SHARE = 0.02
 """Of the step that has to be saved, for the technique to be offered where memory is not tight: less
 could not be shown."""
-SLICES = 8
-"""Of a batch's rows, at most, in `head_cross_entropy`: the weight's gradient is added to once for
-each."""
 TOKEN_BYTES = 16
 """Of a batch for each token: its number and its target, 8 bytes each."""
 CHUNKS = 8
@@ -282,46 +279,6 @@ def chunked_cross_entropy(
         losses = losses.sum()
     result: torch.Tensor = losses.to(dtype)
     return result
-
-
-def head_cross_entropy(
-    hidden: "torch.Tensor",
-    weight: "torch.Tensor",
-    target: "torch.Tensor",
-    bias: "torch.Tensor | None" = None,
-    *,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-) -> "torch.Tensor":
-    """Return `cross_entropy(linear(hidden, weight, bias), target)`; the logits are never all there.
-
-    The gradients are made together with the loss, in fp32, slice by slice: in fp16 they would not
-    know the scaler's factor. It cannot be differentiated twice.
-
-    Args:
-        hidden: what the last layer takes, rows by width.
-        weight: that layer's, classes by width.
-        target: the class of each row.
-        bias: that layer's.
-        ignore_index: the target of rows that do not count.
-        reduction: "mean" or "sum".
-
-    Raises:
-        ValueError: if the logits would be fp16.
-    """
-    import torch
-
-    from flatout.techniques.memory.chunked_cross_entropy.sliced_loss import HEAD_LOSS, Loss
-
-    kind, (classes, _) = hidden.device.type, weight.shape
-    is_autocast = torch.is_autocast_enabled(kind)
-    dtype = torch.get_autocast_dtype(kind) if is_autocast else weight.dtype
-    if dtype == torch.float16:
-        raise ValueError("the logits would be fp16: use bf16 or fp32, or torch's own cross_entropy")
-    rows = max(1, SLICE_BYTES // (4 * classes), -(-len(hidden) // SLICES))
-    loss = Loss(dtype=dtype, rows=rows, ignore_index=ignore_index, reduction=reduction)
-    result: torch.Tensor = HEAD_LOSS(hidden, weight, bias, target, loss)
-    return result if is_autocast else result.to(dtype)
 
 
 def _is_table(logits: Any, target: Any, min_bytes: int) -> bool:
