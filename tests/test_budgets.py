@@ -32,7 +32,7 @@ LINES = {
     "records": 5_430,
     "reporting": 5_142,
     "rules": 4_593,
-    "techniques": 10_503,
+    "techniques": 10_471,
     "tuning": 5_790,
     "workflow": 4_890,
 }

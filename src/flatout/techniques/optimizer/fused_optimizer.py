@@ -7,8 +7,9 @@ What it costs: nothing known; for a few tensors it can be slower.
 How it is checked: the update matches the baseline's own optimizer up to rounding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.agent.switching import OptimizerGroups
@@ -188,86 +189,53 @@ def _is_whole(group: dict[str, Any], states: dict[Any, Any]) -> bool:
 
 def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
     """Return why an optimizer cannot be fused now, or None."""
-    return next((text for is_true, text in OBSTACLES if is_true(optimizer)), None)
+    found = next(_obstacles_of_kind(optimizer), None)
+    if found is None and len(optimizer.state) > 0:
+        return "it made a step or was loaded already: its state is laid out otherwise"
+    return found or next(_obstacles_of_parameters(optimizer), None)
 
 
 def find_obstacle_while_running(optimizer: "torch.optim.Optimizer") -> str | None:
     """Return why an optimizer that has made steps cannot be switched, or None."""
-    others = [(is_true, text) for is_true, text in OBSTACLES if is_true is not _has_state]
-    return next((text for is_true, text in others if is_true(optimizer)), None)
+    obstacles = chain(_obstacles_of_kind(optimizer), _obstacles_of_parameters(optimizer))
+    return next(obstacles, None)
 
 
-def _parameters(optimizer: Any) -> Iterator[Any]:
-    return (p for group in optimizer.param_groups for p in group["params"])
-
-
-def _is_without_option(optimizer: Any) -> bool:
-    return any("fused" not in group for group in optimizer.param_groups)
-
-
-def _goes_on_fused(optimizer: Any) -> bool:
-    is_own = bool(optimizer.defaults["fused"])
-    is_fused = all(group["fused"] for group in optimizer.param_groups)
-    return is_fused and not is_own and len(optimizer.state) > 0
-
-
-def _is_chosen(optimizer: Any) -> bool:
-    # False is what most scripts write for "not on this device", as num_workers=0 is for loaders:
-    # only what is switched on is taken for a choice.
-    return any(group["fused"] or group.get("foreach") for group in optimizer.param_groups)
-
-
-def _has_own_step(optimizer: Any) -> bool:
-    # A subclass with a step of its own may ignore the option, and would ignore the scaler's.
-    return not type(optimizer).step.__module__.startswith("torch.optim.")
-
-
-def _is_replaced(optimizer: Any) -> bool:
+def _obstacles_of_kind(optimizer: Any) -> Iterator[str]:
+    """Yield what is against it whatever it updates; the later ones need the earlier ones."""
     from flatout.agent.optimizer_swap import find_successor
 
+    groups = optimizer.param_groups
+    if any("fused" not in group for group in groups):
+        yield "it has no fused implementation"
+    is_fused = all(group["fused"] for group in groups)
+    if is_fused and not optimizer.defaults["fused"] and len(optimizer.state) > 0:
+        yield "its checkpoint is of fused steps, and it goes on with them by itself"
+    # False is what most scripts write for "not on this device", as num_workers=0 is for loaders:
+    # only what is switched on is taken for a choice.
+    if any(group["fused"] or group.get("foreach") for group in groups):
+        yield "the script chose its implementation itself"
+    # A subclass with a step of its own may ignore the option, and would ignore the scaler's.
+    if not type(optimizer).step.__module__.startswith("torch.optim."):
+        yield "it has a step of its own"
     # Its class may change as late as at the end of this step.
-    return find_successor(optimizer) is not None
+    if find_successor(optimizer) is not None:
+        yield "another technique puts another optimizer in its place"
+    # From a buffer of zeros the first momentum would be damped.
+    if any(group.get("dampening") for group in groups):
+        yield "dampening: a first momentum is not damped, in a fused step it may be"
+    if any(group.get("differentiable") for group in groups):
+        yield "differentiable steps cannot be fused"
 
 
-def _is_damped(optimizer: Any) -> bool:
-    # A first momentum is not damped; from a buffer of zeros it would be.
-    return any(group.get("dampening") for group in optimizer.param_groups)
-
-
-def _is_differentiable(optimizer: Any) -> bool:
-    return any(group.get("differentiable") for group in optimizer.param_groups)
-
-
-def _has_state(optimizer: Any) -> bool:
-    return len(optimizer.state) > 0
-
-
-def _is_sparse(optimizer: Any) -> bool:
-    return any(p.grad is not None and p.grad.is_sparse for p in _parameters(optimizer))
-
-
-def _is_not_floating(optimizer: Any) -> bool:
-    return any(not p.is_floating_point() for p in _parameters(optimizer))
-
-
-def _is_elsewhere(optimizer: Any) -> bool:
+def _obstacles_of_parameters(optimizer: Any) -> Iterator[str]:
     from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(p.grad is not None and p.grad.is_sparse for p in parameters):
+        yield "the fused implementation does not take sparse gradients"
+    if any(not p.is_floating_point() for p in parameters):
+        yield "it has parameters that are not floating-point numbers"
     known = _get_fused_kernels_supported_devices()
-    return any(p.device.type not in known for p in _parameters(optimizer))
-
-
-OBSTACLES: tuple[tuple[Callable[[Any], bool], str], ...] = (
-    (_is_without_option, "it has no fused implementation"),
-    (_goes_on_fused, "its checkpoint is of fused steps, and it goes on with them by itself"),
-    (_is_chosen, "the script chose its implementation itself"),
-    (_has_own_step, "it has a step of its own"),
-    (_is_replaced, "another technique puts another optimizer in its place"),
-    (_is_damped, "dampening: a first momentum is not damped, in a fused step it may be"),
-    (_is_differentiable, "differentiable steps cannot be fused"),
-    (_has_state, "it made a step or was loaded already: its state is laid out otherwise"),
-    (_is_sparse, "the fused implementation does not take sparse gradients"),
-    (_is_not_floating, "it has parameters that are not floating-point numbers"),
-    (_is_elsewhere, "it has parameters on a device without fused kernels"),
-)
-"""What is against fusing, checked in this order; the later ones need the earlier ones."""
+    if any(p.device.type not in known for p in parameters):
+        yield "it has parameters on a device without fused kernels"
