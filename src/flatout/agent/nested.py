@@ -1,7 +1,7 @@
-"""Change the leaves of nested batches and outputs, and keep the structure's own types."""
+"""The leaves of nested batches and outputs: walk them, or change them and keep the types."""
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -28,6 +28,26 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return _record(value, change)
     return change(value)
+
+
+def leaves_of(value: Any) -> Iterator[Any]:
+    """Yield every leaf of a structure, as `map_leaves` meets them.
+
+    >>> list(leaves_of({"x": [1, 2], "y": (3,)}))
+    [1, 2, 3]
+    """
+    parts: Iterable[Any]
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, list | tuple) and not _moves_itself(value):
+        parts = value
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = (getattr(value, f.name) for f in fields(value))
+    else:
+        yield value
+        return
+    for part in parts:
+        yield from leaves_of(part)
 
 
 def _moves_itself(value: Any) -> bool:

@@ -6,12 +6,13 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from flatout.agent.nested import leaves_of
 from flatout.data.byte_batches import transport
 from flatout.data.byte_batches.arrays import LazyArray
 from flatout.data.byte_batches.levels import UnfollowableError
 from flatout.data.byte_batches.lookup_tracing import Following
 from flatout.data.byte_batches.packed import Packed, restored
-from flatout.data.byte_batches.transport import PackingCollate, leaves
+from flatout.data.byte_batches.transport import PackingCollate
 from tests.data.plain_pictures import plain_loader
 from tests.data.tails import TAILS, Pictures, numpy_arithmetic, standardised
 
@@ -30,7 +31,7 @@ def sent(monkeypatch):
     original = transport.unpack
 
     def note(batch, device=None):
-        seen.append([type(leaf) for leaf in leaves(batch)])
+        seen.append([type(leaf) for leaf in leaves_of(batch)])
         return original(batch, device)
 
     monkeypatch.setattr(transport, "unpack", note)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.agent.guard.record import rank_path
-from flatout.agent.nested import map_leaves
+from flatout.agent.nested import leaves_of
 from flatout.agent.ranks import own_rank
 from flatout.records.input_files import read_json
 
@@ -196,16 +196,12 @@ def _outputs(
 
     torch.manual_seed(seed)
     found: list[torch.Tensor] = []
-
-    def note(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-            found.append(leaf.detach())
-        return leaf
-
     for leaf in _pytree.tree_leaves(call(*args, **kwargs)):
         # An object of the script's own is a leaf to torch: its fields are looked at.
         is_own = not isinstance(leaf, torch.Tensor) and hasattr(leaf, "__dict__")
-        map_leaves(vars(leaf) if is_own else leaf, note)
+        parts = leaves_of(vars(leaf) if is_own else leaf)
+        tensors = (part for part in parts if isinstance(part, torch.Tensor))
+        found += [part.detach() for part in tensors if part.is_floating_point()]
     return found
 
 

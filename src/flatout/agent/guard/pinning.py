@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flatout.agent import patching
-from flatout.agent.nested import map_leaves
+from flatout.agent.nested import leaves_of
 from flatout.agent.patching import Order
 
 if TYPE_CHECKING:
@@ -344,24 +344,20 @@ def round_once(session: "Session", *, to_bf16: bool = True) -> None:
         to_bf16: Whether to round to bf16; else each number moves by `NUDGE` of its last digits.
     """
     change = _round if to_bf16 else _nudge
-
-    def change_given(leaf: Any) -> Any:
-        import torch
-
-        if isinstance(leaf, torch.Tensor) and not leaf.requires_grad:
-            change(leaf)
-        return leaf
-
     met: set[int] = set()
 
     def on_forward(
         module: "torch.nn.Module", args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
+        import torch
+
         if id(module) not in met:
             met.add(id(module))
             for parameter in module.parameters():
                 change(parameter)
-        map_leaves([list(args), dict(kwargs)], change_given)
+        for leaf in leaves_of((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and not leaf.requires_grad:
+                change(leaf)
 
     session.on("forward", on_forward)
 

@@ -14,7 +14,7 @@ import torch
 import torch.utils.flop_counter as counting
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.agent.nested import map_leaves
+from flatout.agent.nested import leaves_of
 from flatout.agent.session import Session
 from flatout.records import phase_clock as phases
 from flatout.records.trial_result import Segment
@@ -117,17 +117,10 @@ class _Sieve(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def dtype_name(func: Any, args: Any, tf32: Mapping[str, bool]) -> str:
     """Return the name of the arithmetic: the dtype of the first floating tensor, or `tf32`."""
-    found: list[torch.Tensor] = []
-
-    def note(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-            found.append(leaf)
-        return leaf
-
-    map_leaves(args, note)
-    if not found:
+    tensors = (leaf for leaf in leaves_of(args) if isinstance(leaf, torch.Tensor))
+    tensor = next((each for each in tensors if each.is_floating_point()), None)
+    if tensor is None:
         return "unknown"
-    tensor = found[0]
     kind = "convolution" if "convolution" in str(func) else "product"
     if tensor.dtype == torch.float32 and tensor.is_cuda and tf32[kind]:
         return "tf32"

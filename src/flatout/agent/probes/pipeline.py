@@ -23,7 +23,7 @@ from flatout.agent import patching
 from flatout.agent.hooks.loader import ADDRESS
 from flatout.agent.measuring.batch_making import Company, made_here, start_as_worker
 from flatout.agent.measuring.batch_timer import CoreDelay
-from flatout.agent.nested import map_leaves
+from flatout.agent.nested import leaves_of, map_leaves
 from flatout.agent.processes import die_with_parent
 from flatout.agent.samples import samples_in, tensor_bytes
 from flatout.agent.session import Session
@@ -200,28 +200,21 @@ def is_repeated(loader: Any) -> bool | None:
         return None
     few = list(numbers)[:COMPARED]
     try:
-        one, two = (_leaves([loader.dataset[number] for number in few]) for _ in range(2))
+        samples = ([loader.dataset[number] for number in few] for _ in range(2))
+        one, two = ([_comparable(leaf) for leaf in leaves_of(each)] for each in samples)
     except Exception:  # noqa: BLE001  the user's code, in a way in which it need not be called
         return None
     return one == two
 
 
-def _leaves(samples: Any) -> list[Any]:
-    """Return something comparable for each leaf; what is no number, text or tensor has its type."""
-    found: list[Any] = []
-
-    def note(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            found.append(_bytes_of(leaf))
-        elif hasattr(leaf, "__array__"):
-            array = np.asarray(leaf)
-            found.append((array.dtype.str, array.shape, array.tobytes()))
-        else:
-            found.append(leaf if isinstance(leaf, int | float | str | bytes) else type(leaf))
-        return leaf
-
-    map_leaves(samples, note)
-    return found
+def _comparable(leaf: Any) -> Any:
+    """Return what can be compared; of what is no number, text or tensor its type."""
+    if isinstance(leaf, torch.Tensor):
+        return _bytes_of(leaf)
+    if hasattr(leaf, "__array__"):
+        array = np.asarray(leaf)
+        return array.dtype.str, array.shape, array.tobytes()
+    return leaf if isinstance(leaf, int | float | str | bytes) else type(leaf)
 
 
 def _bytes_of(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
@@ -232,15 +225,8 @@ def _bytes_of(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes
 
 def find_other_device(batch: Any) -> str:
     """Return the kind of a device other than the CPU that holds a part of a batch, or nothing."""
-    kinds: list[str] = []
-
-    def note(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
-            kinds.append(leaf.device.type)
-        return leaf
-
-    map_leaves(batch, note)
-    return kinds[0] if kinds else ""
+    kinds = (leaf.device.type for leaf in leaves_of(batch) if isinstance(leaf, torch.Tensor))
+    return next((kind for kind in kinds if kind != "cpu"), "")
 
 
 def name_of(code: Any) -> str:

@@ -12,7 +12,7 @@ from torch.utils.data._utils import collate as collating
 from torch.utils.data._utils import fetch as fetching
 
 from flatout.agent import patching
-from flatout.agent.nested import map_leaves
+from flatout.agent.nested import leaves_of, map_leaves
 from flatout.agent.patching import Order
 from flatout.data.byte_batches import ring
 from flatout.data.byte_batches.arrays import ByteArray, LazyArray
@@ -49,7 +49,7 @@ class PackingCollate:
     def __call__(self, samples: Any) -> Any:
         """Collate, and pack what can be."""
         batch = map_leaves(self.collate(samples), pack)
-        self.packed += sum(type(leaf) is Packed for leaf in leaves(batch))
+        self.packed += sum(type(leaf) is Packed for leaf in leaves_of(batch))
         return batch
 
     def restore_batch(self, batch: Any) -> Any:
@@ -97,21 +97,9 @@ def _refuse_hidden(leaf: Any) -> None:
     """Refuse an object of the script's own that holds what is followed: no one would restore it."""
     if isinstance(leaf, torch.Tensor) or not hasattr(leaf, "__dict__"):
         return
-    held = leaves(list(vars(leaf).values()))
+    held = leaves_of(list(vars(leaf).values()))
     if any(isinstance(part, LazyTensor | LazyArray) for part in held):
         raise UnfollowableError(f"a {type(leaf).__name__} of the script's own holds a picture")
-
-
-def leaves(batch: Any) -> list[Any]:
-    """Return the leaves of a batch."""
-    found: list[Any] = []
-
-    def note(leaf: Any) -> Any:
-        found.append(leaf)
-        return leaf
-
-    map_leaves(batch, note)
-    return found
 
 
 def unpack(batch: Any, device: torch.device | None = None) -> Any:

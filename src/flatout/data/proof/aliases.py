@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from flatout.agent import patching
-from flatout.agent.nested import map_leaves
+from flatout.agent.nested import leaves_of
 
 REASON = (
     "the script enters CUDA streams of its own, which do not wait for batches that are made on the "
@@ -54,19 +54,17 @@ def given(batch: Any) -> Any:
 
     The first stream that the script enters has to wait for them.
     """
-    if not _SEEN:
-        _GIVEN[:] = [reference for reference in _GIVEN if reference() is not None]
-        map_leaves(batch, _remembered)
-        del _GIVEN[:-MOST_GIVEN]
-    return batch
-
-
-def _remembered(leaf: Any) -> Any:
     import torch
 
-    if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
-        _GIVEN.append(weakref.ref(leaf))
-    return leaf
+    if not _SEEN:
+        _GIVEN[:] = [reference for reference in _GIVEN if reference() is not None]
+        _GIVEN.extend(
+            weakref.ref(leaf)
+            for leaf in leaves_of(batch)
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"
+        )
+        del _GIVEN[:-MOST_GIVEN]
+    return batch
 
 
 def _notice(place: Any, name: str) -> None:

@@ -21,7 +21,8 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import fetch as fetching
 
-from flatout.data.byte_batches.transport import leaves, unpack
+from flatout.agent.nested import leaves_of
+from flatout.data.byte_batches.transport import unpack
 from flatout.data.proof.forked import in_forks
 from flatout.data.proof.random_streams import Streams
 
@@ -146,7 +147,7 @@ def can_be_compared(loader: Any) -> str:
 
 def digests(batch: Any) -> list[list[Any]]:
     """Return type, shape, strides and digest of every leaf of a batch, as plain JSON values."""
-    return [_digest(leaf) for leaf in leaves(batch)]
+    return [_digest(leaf) for leaf in leaves_of(batch)]
 
 
 def _digest(leaf: Any) -> list[Any]:
@@ -185,7 +186,7 @@ FAR = 0.05
 
 def describe(batch: Any) -> list[list[Any]]:
     """Return for each leaf its form, and means for pictures, or the digest for all else."""
-    return [_means(leaf) or digests(leaf)[0] for leaf in leaves(batch)]
+    return [_means(leaf) or digests(leaf)[0] for leaf in leaves_of(batch)]
 
 
 def difference(expected: list[Any], found: list[Any]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flatout.agent import patching, undo_journal
 from flatout.agent.hooks import loader, model, optimizer, step
-from flatout.agent.nested import map_leaves
+from flatout.agent.nested import leaves_of
 from flatout.agent.session import Session
 from flatout.launch import trial_folders
 from flatout.launch.trial_process import TRACE, Ending, ProcessOptions, run_process, scratch_root
@@ -261,13 +261,9 @@ class _ScriptTrace:
         recording = self.scene.recording
         self.batch = self.session.last_size or self.batch
         recording.enter(Phase.DATA, self.number)
-
-        def see(leaf: Any) -> Any:
+        for leaf in leaves_of(batch):
             if hasattr(leaf, "untyped_storage"):
                 recording.saw_inside(leaf, "batch")
-            return leaf
-
-        map_leaves(batch, see)
 
     def forward(self, root: "nn.Module", args: Any, kwargs: Any) -> None:
         """A root is called: its tensors are inputs, unless they were made by another root."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from flatout.agent.nested import map_leaves
+from flatout.agent.nested import leaves_of, map_leaves
 from flatout.agent.training_device import batch_device
 from flatout.data.proof import aliases
 from flatout.records.errors import NotApplicable
@@ -172,7 +172,9 @@ class _SideStreamCopy:
             current.wait_stream(self.side)
             # The memory belongs to the side stream's pool: without the record it could be given to
             # the next copy while the computation still reads it.
-            map_leaves(copied, lambda leaf: self._recorded(leaf, current))
+            for leaf in leaves_of(copied):
+                if isinstance(leaf, self.torch.Tensor) and leaf.is_cuda:
+                    leaf.record_stream(current)
             if aliases.reason():
                 self.side.synchronize()  # whichever stream reads it, nothing is copied there again
             return aliases.given(copied)
@@ -184,8 +186,3 @@ class _SideStreamCopy:
         if not is_dense or leaf.device.type != "cpu":
             return leaf
         return leaf.to(self.device, non_blocking=True)
-
-    def _recorded(self, leaf: Any, stream: "torch.cuda.Stream") -> Any:
-        if isinstance(leaf, self.torch.Tensor) and leaf.is_cuda:
-            leaf.record_stream(stream)
-        return leaf

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
-from flatout.agent.nested import map_leaves
+from flatout.agent.nested import leaves_of, map_leaves
 from flatout.analysis.regime import SMALL_WORK_CAUSES, addressable_ms, is_split
 from flatout.launch.trial_process import scratch_root
 from flatout.records.errors import NotApplicable
@@ -182,14 +182,11 @@ def with_marked_lengths(call: Callable[..., Any]) -> Callable[..., Any]:
     """
     from torch import Tensor, _dynamo
 
-    def mark(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor) and leaf.dim() > 1 and leaf.shape[1] > 1:
-            _dynamo.maybe_mark_dynamic(leaf, 1)
-        return leaf
-
     @functools.wraps(call)
     def marked(*args: Any, **kwargs: Any) -> Any:
-        map_leaves((args, kwargs), mark)
+        for leaf in leaves_of((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.dim() > 1 and leaf.shape[1] > 1:
+                _dynamo.maybe_mark_dynamic(leaf, 1)
         return call(*args, **kwargs)
 
     return marked

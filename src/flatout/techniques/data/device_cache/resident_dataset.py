@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flatout.agent.nested import map_leaves
+from flatout.agent.nested import leaves_of, map_leaves
 from flatout.data.proof.changes import ChangeWatch
 from flatout.records.errors import NotApplicable
 
@@ -27,9 +27,7 @@ class Resident:
     @property
     def bytes(self) -> int:
         """Bytes of all tensors."""
-        sizes: list[int] = []
-        map_leaves(self.whole, lambda leaf: sizes.append(leaf.numel() * leaf.element_size()))
-        return sum(sizes)
+        return sum(leaf.numel() * leaf.element_size() for leaf in leaves_of(self.whole))
 
     def is_on(self, device: Any) -> bool:
         """Return whether all of it is on a device."""
@@ -38,9 +36,7 @@ class Resident:
         wanted = torch.device(device)
         if str(wanted) == "cuda":
             wanted = torch.device("cuda", torch.cuda.current_device())
-        found: set[Any] = set()
-        map_leaves(self.whole, lambda leaf: found.add(leaf.device))
-        return found <= {wanted}
+        return all(leaf.device == wanted for leaf in leaves_of(self.whole))
 
     def move(self, device: Any, *, budget_bytes: int) -> None:
         """Put the set on a device; where it lay before its memory is given back.
@@ -122,16 +118,10 @@ def _stacked(collate: Any, samples: list[Any]) -> Any:
         piece = collate(samples)
     except (TypeError, RuntimeError, ValueError, KeyError) as error:
         raise NotApplicable(f"the samples do not stack: {error}") from None
-    others: list[str] = []
-
-    def look(leaf: Any) -> Any:
+    for leaf in leaves_of(piece):
         if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
-            others.append(type(leaf).__name__)
-        return leaf
-
-    map_leaves(piece, look)
-    if others:
-        raise NotApplicable(f"a sample holds a {others[0]}, which is no tensor or number")
+            kind = type(leaf).__name__
+            raise NotApplicable(f"a sample holds a {kind}, which is no tensor or number")
     return piece
 
 
@@ -139,13 +129,9 @@ def _joined(pieces: list[Any]) -> Any:
     """Return the pieces joined leaf by leaf, in the structure of the first."""
     import torch
 
-    columns: list[list[Any]] = []
-    for piece in pieces:
-        leaves: list[Any] = []
-        map_leaves(piece, leaves.append)
-        columns.append(leaves)
+    columns = zip(*map(leaves_of, pieces), strict=True)
     try:
-        joined = iter([torch.cat(column) for column in zip(*columns, strict=True)])
+        joined = iter([torch.cat(column) for column in columns])
     except (RuntimeError, ValueError) as error:
         raise NotApplicable(f"the samples do not stack: {error}") from None
     return map_leaves(pieces[0], lambda _: next(joined))
