@@ -12,6 +12,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from flatout.agent.untouched import buffers_kept, streams_kept
+
 KEPT_OPERATORS = (
     "mm",
     "addmm",
@@ -112,18 +114,6 @@ def _kept_packets() -> frozenset[Any]:
     return frozenset(packet for packet in found if packet is not None)
 
 
-@contextlib.contextmanager
-def buffers_kept(module: torch.nn.Module) -> Iterator[None]:
-    """Put the module's buffers back to what they are now."""
-    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in before:
-            # Past autograd: batch norm saved its statistics for a backward that never reads them.
-            buffer.data.copy_(value)
-
-
 def saved_cost(
     call: Callable[..., Any],
     module: torch.nn.Module,
@@ -146,10 +136,8 @@ def saved_cost(
             sizes[_address(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
-    used = {t.device for t in tensors} | set(_devices(module))
-    devices = sorted(device.index for device in used if device.type == "cuda")
     counter = FlopCounterMode(display=False)
-    with torch.random.fork_rng(devices), buffers_kept(module), counter:
+    with streams_kept(), buffers_kept(module), counter:
         with torch.autograd.graph.saved_tensors_hooks(note, _itself):
             output = call(*args, **kwargs)
         del output

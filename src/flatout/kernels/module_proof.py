@@ -4,8 +4,6 @@ import contextlib
 import functools
 import inspect
 import itertools
-import random
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +16,7 @@ from torch.nn import functional
 
 from flatout.agent import patching
 from flatout.agent.measuring.attention import unseen
+from flatout.agent.untouched import buffers_kept, streams_kept
 
 TOLERANCE = 1e-9
 """Largest relative difference in float64: the same maths in another order differs by some 1e-14."""
@@ -240,45 +239,6 @@ def _settings_of(value: Any) -> Mapping[Any, Any]:
     return {} if isinstance(value, _NO_SETTINGS) else held
 
 
-@contextlib.contextmanager
-def streams_kept() -> Iterator[list[str]]:
-    """Put the random streams back afterwards; the list then names those that were drawn from."""
-    drawn: list[str] = []
-    streams = _streams()
-    before = {name: read() for name, (read, _) in streams.items()}
-    try:
-        yield drawn
-    finally:
-        for name, (read, put) in streams.items():
-            if _listed(read()) != _listed(before[name]):
-                drawn.append(name)
-                put(before[name])
-
-
-def _streams() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Return how to read and how to set the streams of this process, by name."""
-    found: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-        "random": (random.getstate, random.setstate),
-        "torch": (torch.get_rng_state, torch.set_rng_state),
-    }
-    if "numpy.random" in sys.modules:
-        numpy = sys.modules["numpy.random"]
-        # The other form is for one kind of generator alone.
-        found["numpy.random"] = functools.partial(numpy.get_state, legacy=False), numpy.set_state
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["torch.cuda"] = torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all
-    return found
-
-
-def _listed(state: Any) -> Any:
-    """Return a stream's state as what can be compared."""
-    if isinstance(state, dict):
-        return _listed(list(state.values()))
-    if isinstance(state, list | tuple):
-        return [_listed(part) for part in state]
-    return state.tolist() if hasattr(state, "tolist") else state
-
-
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments, and those with names."""
 
@@ -333,16 +293,12 @@ def capture(
         seen.setdefault(id(module), (args, kwargs))
 
     handles = [m.register_forward_pre_hook(keep, with_kwargs=True) for m in modules]
-    buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
     try:
-        with streams_kept(), torch.no_grad(), unseen():
+        with streams_kept(), buffers_kept(root), torch.no_grad(), unseen():
             call()
     finally:
         for handle in handles:
             handle.remove()
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
         # Torch 2.9 hands the real call the casts that autocast made here, without gradients: the
         # weights would get none (pytorch issue 158232, fixed by pull request 165068).
         torch.clear_autocast_cache()

@@ -22,13 +22,13 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from flatout.agent.untouched import stream_states, streams_kept
 from flatout.kernels.module_proof import (
     TOLERANCE,
     NotProvenError,
     difference,
     plain_facts,
     result_of,
-    streams_kept,
 )
 
 HUGE = -1e4
@@ -387,10 +387,12 @@ class _Tracer(fx.Tracer):
 def _trace(module: nn.Module, plain: Mapping[str, Any]) -> fx.Graph:
     before = dict(vars(module))
     try:
-        with warnings.catch_warnings(), streams_kept() as drawn:
+        with warnings.catch_warnings(), streams_kept():
             warnings.simplefilter("ignore")
-            tracer = _Tracer(autowrap_modules=(math,))
+            tracer, streams = _Tracer(autowrap_modules=(math,)), stream_states()
             graph = tracer.trace(module, concrete_args=dict(plain) or None)
+            now = stream_states()
+            drawn = [name for name in streams if _listed(now[name]) != _listed(streams[name])]
     except Exception as error:  # noqa: BLE001  whatever a script's code does to stand-ins
         raise NotProvenError(f"its forward depends on values: {error}"[:200]) from None
     finally:
@@ -403,6 +405,15 @@ def _trace(module: nn.Module, plain: Mapping[str, Any]) -> fx.Graph:
         # The graph holds what was drawn this once, or the branch that was taken by it.
         raise NotProvenError(f"its forward draws from {', '.join(drawn)} by itself")
     return graph
+
+
+def _listed(state: Any) -> Any:
+    """Return a stream's state as what can be compared."""
+    if isinstance(state, dict):
+        return _listed(list(state.values()))
+    if isinstance(state, list | tuple):
+        return [_listed(part) for part in state]
+    return state.tolist() if hasattr(state, "tolist") else state
 
 
 def _compile(graph: fx.Graph) -> Callable[..., Any]:

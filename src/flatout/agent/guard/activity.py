@@ -10,13 +10,14 @@ seeds it is too noisy to judge the rate by.
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.agent.guard.record import rank_path
 from flatout.agent.nested import leaves_of
 from flatout.agent.ranks import own_rank
+from flatout.agent.untouched import buffers_kept, streams_kept
 from flatout.records.input_files import read_json
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class ActivityRecorder:
         self._found[number] = None  # and it stays so where the look fails
         call = self._session.training_calls[id(module)]
         spread = ActivitySpread()
-        with _kept(module):
+        with streams_kept(), buffers_kept(module):
             for seed in range(SEEDS):
                 spread.add(_outputs(call, args, kwargs, seed))
         self._found[number] = spread.deviation()
@@ -203,19 +204,3 @@ def _outputs(
         tensors = (part for part in parts if isinstance(part, torch.Tensor))
         found += [part.detach() for part in tensors if part.is_floating_point()]
     return found
-
-
-@contextlib.contextmanager
-def _kept(module: "torch.nn.Module") -> Iterator[None]:
-    """Set random streams and buffers back: these calls must leave no trace in the training."""
-    import torch
-
-    before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if name in before and before[name].shape == buffer.shape:
-                    buffer.copy_(before[name])

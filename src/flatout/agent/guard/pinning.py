@@ -25,13 +25,13 @@ import functools
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flatout.agent import patching
 from flatout.agent.nested import leaves_of
 from flatout.agent.patching import Order
+from flatout.agent.untouched import streams_kept
 
 if TYPE_CHECKING:
     import torch
@@ -200,26 +200,6 @@ def _plain(key: Any) -> Any:
     if isinstance(key, list | tuple):
         return tuple(_plain(item) for item in key)
     return key if isinstance(key, int | float | str | bytes) else type(key).__name__
-
-
-@contextmanager
-def streams_kept() -> Iterator[None]:
-    """Set the process's random streams back at the end, those of its GPUs too."""
-    import torch
-
-    numpy = sys.modules.get("numpy")
-    torch_state, python_state = torch.get_rng_state(), random.getstate()
-    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    numpy_state = numpy.random.get_state() if numpy else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(torch_state)
-        if on_gpus:
-            torch.cuda.set_rng_state_all(on_gpus)
-        random.setstate(python_state)
-        if numpy and numpy_state is not None:
-            numpy.random.set_state(numpy_state)
 
 
 def drop_dropout() -> Undo:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flatout.agent import patching
-from flatout.agent.guard.pinning import streams_kept
 from flatout.agent.guard.record import OptimizerRecord
 from flatout.agent.guard.sketches import EarlySteps
 from flatout.agent.guard.structure import kind_of
+from flatout.agent.untouched import streams_kept
 
 if TYPE_CHECKING:
     import torch

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
 from flatout.agent.task_loop import batch_size, samples_at, split
+from flatout.agent.untouched import streams_kept
 
 IGNORED = -100
 """What marks a label that does not count: `ignore_index` of torch's cross-entropy."""
@@ -113,7 +114,7 @@ def _fitting(
     known: dict[str, list[float]],
 ) -> list[str]:
     """Return the weighings that give the batch's own losses."""
-    with torch.no_grad(), _evaluating(module), _streams_kept(module):
+    with torch.no_grad(), _evaluating(module), streams_kept():
         expected = scalars_of(call(*whole[0], **whole[1]))
         made = [scalars_of(call(*args, **kwargs)) for args, kwargs in parts]
     return [name for name, weights in known.items() if _fits(expected, made, weights)]
@@ -159,14 +160,6 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for inner, mode in modes:
             inner.training = mode
-
-
-@contextlib.contextmanager
-def _streams_kept(module: torch.nn.Module) -> Iterator[None]:
-    devices = {tensor.device for tensor in module.parameters()}
-    on_gpu = [device for device in devices if device.type == "cuda"]
-    with torch.random.fork_rng(devices=on_gpu):
-        yield
 
 
 def _alike(parts: Sequence[Any]) -> list[float] | None:
