@@ -25,7 +25,7 @@ PARENT_VARIABLE = "FLATOUT_PARENT"
 """Environment variable with the number of the flatout that trains; only its own child sees it."""
 
 
-NEEDED = ("numpy", "psutil")
+NEEDED = ("numpy",)
 """What the modules in the script's own processes import alongside torch."""
 
 

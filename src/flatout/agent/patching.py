@@ -7,7 +7,6 @@ reference that cannot be reached, so our patch is marked as off and is left belo
 """
 
 import enum
-import functools
 import os
 import sys
 import threading
@@ -60,12 +59,8 @@ class Patch:
     def place_on(self, below: Any) -> Any:
         """Return what takes the place of `below`: the same object as long as that is the same."""
         if self.put is _NOTHING or self.below is not below:
-            self.put, self.below = self.made_on(_plain(below)), below
+            self.put, self.below = self.make(_plain(below)), below
         return self.put
-
-    def made_on(self, original: Any) -> Any:
-        """Return the wrapper of what is below."""
-        return self.make(original)
 
     def __enter__(self) -> "Patch":
         return self
@@ -76,19 +71,6 @@ class Patch:
     def __repr__(self) -> str:
         owner = getattr(self.owner, "__qualname__", getattr(self.owner, "__name__", self.owner))
         return f"{owner}.{self.name} by {self.by}"
-
-
-class _Passing(Patch):
-    """A patch that passes calls on once it is off, also below what others have put on top."""
-
-    def made_on(self, original: Any) -> Any:
-        made = self.make(original)
-
-        @functools.wraps(made)
-        def passing(*args: Any, **kwargs: Any) -> Any:
-            return (made if self.is_on else original)(*args, **kwargs)
-
-        return passing
 
 
 class _Inherited:
@@ -116,15 +98,6 @@ def wrap(owner: Any, name: str, make: Make, *, order: Order = Order.HOOK) -> Pat
     """Replace an attribute by what `make` returns for the one that it finds there."""
     getattr(owner, name)  # an attribute that is not there cannot be wrapped
     return Patch(owner, name, make, order)
-
-
-def wrap_until_undone(owner: Any, name: str, make: Make, *, order: Order = Order.HOOK) -> Patch:
-    """Wrap, for a patch that is undone while the script runs: it passes calls on from then on.
-
-    The script may have kept a reference to the wrapper. It costs one more call in Python.
-    """
-    getattr(owner, name)
-    return _Passing(owner, name, make, order)
 
 
 def swapped(owner: Any, name: str, value: Any, *, order: Order = Order.HOOK) -> Patch:

@@ -145,7 +145,7 @@ def _upwards(point: Path, top: str, path: str) -> Iterator[Path]:
     """Walk from the group to the mount point.
 
     `top` is the part of the tree that is mounted. In a container it is often the container's own
-    group, and then the path seen from the host does not are below it.
+    group, and then the path seen from the host is not below it.
     """
     inside = Path(path)
     relative = inside.relative_to(top) if inside.is_relative_to(top) else Path()

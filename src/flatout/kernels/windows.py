@@ -96,7 +96,7 @@ class RowWriter:
             target: side x side x 3, contiguous; uint8, or float32 where it is normalised.
 
         Raises:
-            ValueError: if the window does not are in the picture.
+            ValueError: if the window is not in the picture.
         """
         sides, edges = (ctypes.c_int64 * 2)(*picture.shape[:2]), (ctypes.c_int64 * COLUMNS)(*box)
         source, row = picture.data_ptr(), target.data_ptr()

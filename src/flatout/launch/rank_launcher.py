@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from flatout.hardware.limits import usable_cores
 from flatout.launch.overlay import can_overlay, enter_overlay
 from flatout.launch.trial_process import scratch_root
 
@@ -42,7 +43,8 @@ def launch(ranks: int, restarts: int, apart: str, command: Sequence[str]) -> int
     """
     folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=scratch_root()))
     # torchrun would give each rank one thread, and its reports repeat what is said below.
-    os.environ.setdefault(THREADS, str(max(1, len(os.sched_getaffinity(0)) // ranks)))
+    hosts = int(os.environ.get(RENDEZVOUS, "1").partition(" ")[0])
+    os.environ.setdefault(THREADS, str(max(1, usable_cores() * hosts // ranks)))
     level = os.environ.get("LOGLEVEL")
     os.environ["LOGLEVEL"] = "CRITICAL"
     # DDP's reducer advises against looking for unused parameters, which any script may have.

@@ -55,7 +55,7 @@ MAX_STUCK = 4
 STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "stopped"}
 END_OF_INPUT = b"\x04"
 MAX_LOG_BYTES = 32 << 20
-"""Output of the script that may are on the disk; only its end is ever looked at."""
+"""Output of the script that may lie on the disk; only its end is ever looked at."""
 KEPT_LOG_BYTES = 1 << 20
 """What is kept of its end when it grows longer."""
 MAX_QUESTIONS = 64

@@ -78,7 +78,7 @@ def lives(facts: Mapping[str, Any]) -> bool:
 def has_ended(facts: Mapping[str, Any]) -> bool:
     """Return whether the process that owns a job is gone for certain.
 
-    Folders may are on a disk that machines or containers share: a number says nothing about a
+    Folders may be on a disk that machines or containers share: a number says nothing about a
     process of another one. But what this machine ran before it was started again has ended.
     """
     if _is_here(facts):

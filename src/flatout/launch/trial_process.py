@@ -194,7 +194,7 @@ def scratch_root() -> Path:
 
 
 def _cache_folders() -> list[Path]:
-    """Return the user's cache folder, if any: a relative one would are in the user's project."""
+    """Return the user's cache folder, if any: a relative one would be in the user's project."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if named.is_absolute():
         return [named / "flatout"]

@@ -60,14 +60,15 @@ class AttentionMeter:
         of it again.
         """
         if self.patch is None and not is_compiled(module):
-            self.patch = patching.wrap_until_undone(functional, OPERATOR, self.looking)
+            self.patch = patching.wrap(functional, OPERATOR, self.looking)
 
     def looking(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return the operator, with its call looked at."""
 
         @functools.wraps(original)
         def looked_at(*args: Any, **kwargs: Any) -> Any:
-            if may_look():
+            # A script may have kept a reference to it.
+            if self.patch is not None and may_look():
                 self.session.quietly(self.look)(*args, **kwargs)
             return original(*args, **kwargs)
 

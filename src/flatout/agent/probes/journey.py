@@ -54,7 +54,7 @@ class JourneyProbe:
         self.width = len(NAMES)
         self.parts: dict[int, float] = {}
         """Of the running segment. What is kept for each segment stays below 512 bytes: Python has
-        a place of its own for those, and a larger one would are where the tensors come and go,
+        a place of its own for those, and a larger one would be where the tensors come and go,
         whose memory then faults in again at each step (0.6 ms of a step of 27 ms)."""
         self.rows: list[tuple[Segment, list[float], dict[int, float]]] = []
         self.calls = 0

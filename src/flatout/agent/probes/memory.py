@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,8 +16,6 @@ from flatout.agent.training_device import find_cuda_device
 from flatout.analysis import allocations
 from flatout.analysis.allocations import (
     AllocationBooks,
-    AllocationEvent,
-    AllocationLook,
     AllocationSite,
     StepEnd,
 )
@@ -40,32 +38,7 @@ step has some thousand."""
 BARRED = ("own_profiler", "")
 
 
-class AllocationStream(Protocol):
-    """Where a device's allocations come from."""
-
-    device: str
-    is_barred: bool
-
-    def start(self) -> None:
-        """Begin to record."""
-
-    def at(self, place: AllocationSite) -> None:
-        """Remark that the training is at this place now."""
-
-    def saw(self, looks: list[tuple[int, AllocationLook]]) -> None:
-        """Remark what is at some addresses now."""
-
-    def end_step(self) -> None:
-        """Remark that a step ends."""
-
-    def stop(self) -> list[AllocationEvent]:
-        """End the record and return what happened."""
-
-    def total(self) -> int | None:
-        """Return what is allocated, where the allocator can be asked."""
-
-    def facts(self) -> dict[str, Any]:
-        """Return what only the allocator knows."""
+AllocationStream = CpuStream | CudaStream
 
 
 def start(session: Session, options: Mapping[str, Any]) -> "MemoryProbe":

@@ -172,7 +172,7 @@ def find_replay(packed: Packed) -> Replay | None:
 
 
 def _which_fit(steps: Sequence[Step], probe: Any, dtype: "np.dtype[Any]") -> list[bool]:
-    """Tell of each step whether its result has the type of the whole, so can are in its place."""
+    """Tell of each step whether its result has the type of the whole, so can be in its place."""
     value, fits = probe, []
     for name, constant, is_turned in steps:
         value = _step(name, _of_channel(constant, 0), is_turned, value, None)
