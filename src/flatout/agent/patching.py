@@ -7,6 +7,7 @@ reference that cannot be reached, so our patch is marked as off and is left belo
 """
 
 import enum
+import functools
 import os
 import sys
 import threading
