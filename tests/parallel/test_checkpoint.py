@@ -33,7 +33,13 @@ def test_two_ranks_then_four_then_one_then_two_train_what_one_process_trains(tmp
 def cases(tmp_path, monkeypatch):
     """Return what a case gives on two ranks."""
     monkeypatch.setenv("CHECKPOINTS", str(tmp_path / "saved"))
-    return lambda name: run_cases("tests.parallel.checkpoint_cases", 2, tmp_path, [name])[name]
+
+    def found(name):
+        case = run_cases("tests.parallel.checkpoint_cases", 2, tmp_path, [name])[name]
+        assert "error" not in case, case["error"]
+        return case
+
+    return found
 
 
 @pytest.mark.slow
