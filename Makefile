@@ -45,7 +45,7 @@ check: lint
 test: lint
 	@bash .ci/test "$(PY)" test
 
-# Everything that needs no GPU, under an hour: before an issue is called resolved.
+# Everything that needs no GPU, some two hours on two cores: before an issue is called resolved.
 test-all: lint
 	@bash .ci/test "$(PY)" test-all
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.agent.guard import pinning
-from flatout.agent.guard.pinning import rounds_to_tf32
+from flatout.agent import tf32
+from flatout.agent.tf32 import rounds_to_tf32
 
 CONVOLUTION = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
 LINEAR = nn.Sequential(nn.Linear(3, 4))
@@ -14,7 +14,7 @@ LINEAR = nn.Sequential(nn.Linear(3, 4))
 @pytest.fixture
 def ampere(monkeypatch):
     """Take every device for one that has TF32, and put torch's switches back afterwards."""
-    monkeypatch.setattr(pinning, "has_tf32", lambda device: True)
+    monkeypatch.setattr(tf32, "has_tf32", lambda device: True)
     convolution, product = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     yield
     torch.backends.cudnn.allow_tf32 = convolution
@@ -51,10 +51,10 @@ def test_a_cpu_has_no_tf32():
 def test_devices_before_ampere_and_those_of_amd_have_none(monkeypatch):
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert not pinning.has_tf32(device)
+    assert not tf32.has_tf32(device)
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.version, "hip", None)
-    assert pinning.has_tf32(device)
+    assert tf32.has_tf32(device)
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert not pinning.has_tf32(device)
+    assert not tf32.has_tf32(device)

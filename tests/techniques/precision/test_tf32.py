@@ -16,7 +16,7 @@ NEWER = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 
 def run(code):
     """Run code in a process of its own: these switches belong to the whole process."""
-    head = "import torch; from flatout.techniques.precision.tf32 import allow_tf32, is_allowed\n"
+    head = "import torch; from flatout.techniques.precision.tf32 import allow_tf32, allows\n"
     done = subprocess.run(
         [sys.executable, "-c", head + code], capture_output=True, text=True, check=True
     )
@@ -25,7 +25,7 @@ def run(code):
 
 def test_it_is_off_until_it_is_allowed_and_can_be_read_afterwards():
     found = run(
-        "print(is_allowed()); allow_tf32(); print(is_allowed());"
+        "print(allows('cuda', 'matmul')); allow_tf32(); print(allows('cuda', 'matmul'));"
         "print(torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32)"
     )
 
@@ -35,7 +35,7 @@ def test_it_is_off_until_it_is_allowed_and_can_be_read_afterwards():
 def test_a_script_that_sets_the_older_switch_afterwards_does_not_fail():
     found = run(
         "allow_tf32(); torch.backends.cuda.matmul.allow_tf32 = True;"
-        "torch.set_float32_matmul_precision('high'); print(is_allowed())"
+        "torch.set_float32_matmul_precision('high'); print(allows('cuda', 'matmul'))"
     )
 
     assert found == ["True"]
@@ -46,7 +46,7 @@ def test_a_script_that_speaks_the_newer_family_is_answered_in_it():
     found = run(
         "torch.backends.fp32_precision = 'ieee'\n"
         "torch.backends.cuda.matmul.fp32_precision = 'ieee'\n"
-        "print(is_allowed()); allow_tf32(); print(is_allowed())\n"
+        "print(allows('cuda', 'matmul')); allow_tf32(); print(allows('cuda', 'matmul'))\n"
         "print(torch.backends.cuda.matmul.fp32_precision)"
     )
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.agent.guard.gradients import GradientNotes
-from flatout.agent.guard.pinning import rounds_to_tf32
 from flatout.agent.guard.record import GuardRecord, rank_path, write_record
 from flatout.agent.guard.samples import Memory, SampleStream
 from flatout.agent.guard.sketches import EarlySteps, to_numbers
 from flatout.agent.guard.structure import LaterNotes, describe_modules, name_parameters, of_root
 from flatout.agent.guard.updates import UpdateNotes
 from flatout.agent.ranks import own_rank
+from flatout.agent.tf32 import rounds_to_tf32
 
 if TYPE_CHECKING:
     import torch

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.agent.nested import leaves_of
 from flatout.agent.session import Session
+from flatout.agent.tf32 import allows
 from flatout.records import phase_clock as phases
 from flatout.records.trial_result import Segment
 
@@ -75,9 +76,8 @@ class Flops:
         self.by_dtype = {}
 
     def _ask_tf32(self) -> None:
-        # A script that set the newer switches makes the older ones raise.
-        self.tf32["convolution"] = bool(torch.backends.cudnn.allow_tf32)
-        self.tf32["product"] = torch.get_float32_matmul_precision() != "highest"
+        self.tf32["convolution"] = allows("cudnn", "conv")
+        self.tf32["product"] = allows("cuda", "matmul")
 
     def _note(self, func: Any, args: Any, flops: int) -> None:
         """Add the operations of one call, if they are the training's and not done again."""

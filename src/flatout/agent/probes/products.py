@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flatout.agent.measuring.operator_places import operator_name
 from flatout.agent.probes.flops import missing_formulas
 from flatout.agent.session import Session
+from flatout.agent.tf32 import allows
 from flatout.records import phase_clock as phases
 from flatout.records.trial_result import Segment
 
@@ -163,9 +164,4 @@ def _runs_in_tf32(name: str, args: Any) -> bool:
     tensor = next(argument for argument in args if isinstance(argument, torch.Tensor))
     if tensor.dtype != torch.float32 or not tensor.is_cuda:
         return False
-    try:
-        if "convolution" in name:
-            return bool(torch.backends.cudnn.allow_tf32)
-        return torch.get_float32_matmul_precision() != "highest"
-    except RuntimeError:  # a script that set the newer switches makes the older ones raise
-        return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
+    return allows("cudnn", "conv") if "convolution" in name else allows("cuda", "matmul")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
+from flatout.agent.tf32 import MIN_CAPABILITY, allows
 from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
@@ -23,9 +24,6 @@ from flatout.records.technique import (
     Technique,
     prior_for,
 )
-
-MIN_CAPABILITY = (8, 0)
-"""Compute capability from which NVIDIA devices have TF32 (Ampere)."""
 
 
 @final
@@ -76,7 +74,7 @@ At the start of the script:
             raise NotApplicable("this device has no TF32")
         if torch.is_autocast_enabled("cuda"):
             raise NotApplicable("the model runs under autocast: no fp32 products are left")
-        if is_allowed():
+        if allows("cuda", "matmul"):
             raise NotApplicable("the script allowed TF32 itself")
         allow_tf32()
         return root
@@ -117,15 +115,6 @@ def forbid_tf32() -> None:
         torch.backends.cuda.matmul.fp32_precision = "ieee"
     else:
         torch.set_float32_matmul_precision("highest")
-
-
-def is_allowed() -> bool:
-    """Return whether CUDA matrix products may use TF32 already."""
-    import torch
-
-    if _speaks_newer_family():
-        return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
-    return bool(torch.get_float32_matmul_precision() != "highest")
 
 
 def _speaks_newer_family() -> bool:
