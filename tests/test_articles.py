@@ -15,7 +15,7 @@ TIPS = {
     1: "gpu_util attempts journey workers preprocess_on_device tokenize_ahead data_format "
     "batch_size free_memory shuffling staged_table larger_is_faster cpu_or_gpu_first",
     2: "four_workers_a_gpu pin_memory avoid_transfers construct_on_gpu ddp_not_dp precision_16 "
-    "profile workers_train_on_cpu",
+    "profile lightning_flags workers_train_on_cpu",
     3: "memory_model amp checkpointing loader_options torch_profiler peak_memory "
     "precision_and_checkpointing accumulation empty_cache warm_up",
     4: "throughput_and_quality ten_methods precision_costs_memory containers experts "
@@ -74,6 +74,8 @@ def test_every_script_is_in_the_page():
 def test_a_script_shows_what_the_page_says(script):
     if script == "data_format.py":
         pytest.importorskip("PIL")
+    if script == "lightning_flags.py":
+        pytest.importorskip("lightning")
     command = [sys.executable, str(FOLDER / script)]
 
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

@@ -26,8 +26,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-
-from flatout.parallel.volume import (
+from volume import (
     VolumeCounter,
     absent_ranks,
     axes_of,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flatout import __version__
 from flatout.records.ablation import Verdict
 from flatout.records.messages import messages
 from flatout.reporting.tuning.verdict import headline
@@ -111,7 +112,8 @@ def test_tune_and_run_spread_a_real_script(tmp_path):
     assert "data_parallel ranks=2 zero=0" in done.stdout
 
     (tmp_path / "recipe.toml").write_text(
-        '[recipe]\nformat = 1\n[[technique]]\nname = "data_parallel"\nranks = 2\nzero = 0\n'
+        f'[flatout]\nversion = "{__version__}"\n'
+        '[[technique]]\nname = "data_parallel"\nranks = 2\nzero = 0\n'
     )
     again = subprocess.run([FLATOUT, "run", "--with", "recipe.toml", "train.py"], **given)
     assert again.returncode == 0, again.stderr

@@ -5,16 +5,15 @@ What a training process did, as small records that hook points fill and recorder
 Steps made inside backward: who wants to see a gradient before it is used up and gone.
 """
 
-from collections.abc import Callable
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-import contextlib
-import json
-import os
-from collections.abc import Mapping
-from pathlib import Path
 
 EVENTS = (
     "epoch",

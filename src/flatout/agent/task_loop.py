@@ -1,19 +1,10 @@
 """The training loop of a Task: short and plain, with the hook points of every script."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from flatout.agent.task import Task
-from flatout.records.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-    from torch.utils.data import Dataset
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +14,8 @@ from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flatout.agent.nested import map_leaves
+from flatout.agent.task import Task
+from flatout.records.errors import UserError
 
 
 def batch_size(arguments: Any) -> int:

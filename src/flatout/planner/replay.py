@@ -6,24 +6,16 @@ are event numbers: a prediction has no clock.
 Play an allocation stream through the simulated allocator: what is reserved, what fits.
 """
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from flatout.planner.allocator import CachingAllocator, DeviceFullError, Listener
-from flatout.planner.allocator_settings import AllocatorSettings
-from flatout.records.memory_stream import Component, MemoryStream
-
-if TYPE_CHECKING:
-    from flatout.planner.allocator import Block
 import pickle
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.planner.allocator import Block
-from flatout.records.memory_stream import Allocation
+from flatout.planner.allocator import Block, CachingAllocator, DeviceFullError, Listener
+from flatout.planner.allocator_settings import AllocatorSettings
+from flatout.records.memory_stream import Allocation, Component, MemoryStream
 
 DEFAULT = AllocatorSettings()
 

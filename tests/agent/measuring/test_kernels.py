@@ -12,13 +12,12 @@ from flatout.agent.measuring.kernels import (
     KernelTrace,
     busy_share,
     copied_to_device_s,
-    device_events,
     trace_facts,
 )
 
 
 def event(kind, start_s, length_s, name="a"):
-    return {"kind": kind, "name": name, "start_s": start_s, "length_s": length_s}
+    return {"ph": "X", "cat": kind, "name": name, "ts": 1e6 * start_s, "dur": 1e6 * length_s}
 
 
 def test_a_copy_beside_the_computation_costs_the_step_nothing():
@@ -45,23 +44,18 @@ def test_kernels_on_two_streams_are_counted_once():
 
 
 def test_only_what_ran_on_the_device_is_taken_from_a_trace():
-    trace = [
-        {"cat": "kernel", "ph": "X", "name": "gemm", "ts": 2e6, "dur": 5e5},
-        {"cat": "cpu_op", "ph": "X", "name": "aten::mm", "ts": 1e6, "dur": 2e6},
-        {"cat": "kernel", "ph": "i", "name": "an instant", "ts": 2e6},
-        {"ph": "M", "name": "process_name"},
-    ]
+    instant = {"cat": "kernel", "ph": "i", "name": "an instant", "ts": 9e6}
+    trace = [event("kernel", 2.0, 0.5, "gemm"), event("cuda_runtime", 1.0, 2.0), instant]
 
-    assert device_events(trace) == [event("kernel", 2.0, 0.5, "gemm")]
+    facts = trace_facts(DeviceTrace(events=trace, lasted_s=1.0), segments=1)
 
-
-def traced(kind, start_s, length_s, name="a"):
-    return {"ph": "X", "cat": kind, "name": name, "ts": 1e6 * start_s, "dur": 1e6 * length_s}
+    assert facts["busy_share"] == pytest.approx(0.5)
+    assert [entry.name for entry in facts["trace"].kernels] == ["gemm"]
 
 
 def test_what_more_segments_did_is_told_for_one():
-    copy = traced("gpu_memcpy", 5.0, 4.0, "Memcpy HtoD (Pageable -> Device)")
-    kernels = [traced("kernel", float(number), 1.0, "gemm") for number in range(4)]
+    copy = event("gpu_memcpy", 5.0, 4.0, "Memcpy HtoD (Pageable -> Device)")
+    kernels = [event("kernel", float(number), 1.0, "gemm") for number in range(4)]
 
     facts = trace_facts(DeviceTrace(events=[*kernels, copy]), segments=8)
 
@@ -72,7 +66,7 @@ def test_what_more_segments_did_is_told_for_one():
 
 
 def test_time_before_the_first_launch_is_time_the_device_waited():
-    kernel = traced("kernel", 5.0, 1.0)
+    kernel = event("kernel", 5.0, 1.0)
 
     facts = trace_facts(DeviceTrace(events=[kernel], lasted_s=4.0), segments=1)
 

@@ -10,11 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flatout.agent.guard.record import OptimizerRecord
-
-if TYPE_CHECKING:
-    import torch
-from typing import TYPE_CHECKING
-
 from flatout.agent.guard.sketches import buffer_sketch
 
 if TYPE_CHECKING:

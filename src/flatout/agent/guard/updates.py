@@ -8,28 +8,24 @@ its limit is the same for every promise.
 
 import collections
 import contextlib
+import functools
 import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.agent import patching
-from flatout.agent.guard.record import OptimizerRecord
+from flatout.agent.guard.gradients import scale_at_step
+from flatout.agent.guard.record import GuardRecord, OptimizerRecord, Update, find_record, rank_path
 from flatout.agent.guard.sketches import EarlySteps
-from flatout.agent.guard.structure import kind_of
+from flatout.agent.guard.structure import describe_optimizer, kind_of, settings_of
+from flatout.agent.ranks import own_rank
 from flatout.agent.untouched import streams_kept
 
 if TYPE_CHECKING:
     import torch
-import functools
-from dataclasses import replace
-from pathlib import Path
-
-from flatout.agent.guard.gradients import scale_at_step
-from flatout.agent.guard.record import GuardRecord, Update, find_record, rank_path
-from flatout.agent.guard.structure import describe_optimizer, settings_of
-from flatout.agent.ranks import own_rank
 
 MAX_ELEMENTS = 1 << 28
 """Parameters shadowed per optimizer: the copies (parameter, gradient, state) then stay below 6 GiB

@@ -6,18 +6,18 @@ A script loads its optimizer before the first step, and techniques act in that s
 torch has passed over what it does not know.
 """
 
-import weakref
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import torch
 import functools
+import weakref
 from collections.abc import Callable
 from threading import get_ident
+from typing import TYPE_CHECKING, Any
 
 from flatout.agent import patching
 from flatout.agent.session import Session
 from flatout.records import phase_clock as phases
+
+if TYPE_CHECKING:
+    import torch
 
 OF_TORCH = ("state", "param_groups")
 _KEPT: "weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, Any]]]" = weakref.WeakKeyDictionary()

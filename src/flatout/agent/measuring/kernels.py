@@ -22,7 +22,15 @@ from typing import Any
 from torch.autograd import profiler
 
 from flatout.agent import patching
-from flatout.analysis.trace import DEVICE_KINDS, LAUNCH_KINDS, summarise_device
+from flatout.analysis.trace import (
+    DEVICE_KINDS,
+    LAUNCH_KINDS,
+    length,
+    merged,
+    span,
+    summarise_device,
+    without,
+)
 
 BARRED = "the script uses torch's profiler itself"
 """What probes say that do without."""
@@ -170,20 +178,6 @@ class KernelTrace:
             raise RuntimeError(BARRED)
 
 
-def device_events(trace: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Keep what ran on the device, times in seconds."""
-    return [
-        {
-            "kind": event["cat"],
-            "name": event.get("name", ""),
-            "start_s": event["ts"] / 1e6,
-            "length_s": event.get("dur", 0) / 1e6,
-        }
-        for event in trace
-        if event.get("cat") in DEVICE_KINDS and event.get("ph") == "X"
-    ]
-
-
 def steps_to_trace(step_s: float) -> int:
     """Return how many steps of this length are traced.
 
@@ -201,12 +195,11 @@ def trace_facts(trace: DeviceTrace, segments: int) -> dict[str, Any]:
     >>> facts["busy_share"], facts["trace"].product_share, facts["trace"].step_ms
     (0.5, 1.0, 1000.0)
     """
-    events = device_events(trace.events)
-    summary = summarise_device(trace.events, segments, 1e6 * trace.lasted_s)
+    whole = [event for event in trace.events if event.get("ph") == "X"]
     return {
-        "busy_share": busy_share(events, trace.lasted_s),
-        "h2d_s_per_segment": copied_to_device_s(events) / segments,
-        "trace": summary,
+        "busy_share": busy_share(whole, trace.lasted_s),
+        "h2d_s_per_segment": copied_to_device_s(whole) / segments,
+        "trace": summarise_device(trace.events, segments, 1e6 * trace.lasted_s),
     }
 
 
@@ -217,15 +210,15 @@ def busy_share(events: Iterable[Mapping[str, Any]], lasted_s: float = 0.0) -> fl
     nothing ran before its first kernel.
 
     >>> busy_share([
-    ...     {"kind": "kernel", "name": "a", "start_s": 0.0, "length_s": 1.0},
-    ...     {"kind": "kernel", "name": "b", "start_s": 0.5, "length_s": 1.0},
-    ...     {"kind": "kernel", "name": "c", "start_s": 2.5, "length_s": 0.5},
+    ...     {"cat": "kernel", "ts": 0.0, "dur": 1.0},
+    ...     {"cat": "kernel", "ts": 0.5, "dur": 1.0},
+    ...     {"cat": "kernel", "ts": 2.5, "dur": 0.5},
     ... ])
     0.6666666666666666
     """
-    spans = _merged(e for e in events if e["kind"] == "kernel")
-    total_s = max(lasted_s, spans[-1][1] - spans[0][0]) if spans else 0.0
-    return _length_s(spans) / total_s if total_s > 0 else None
+    spans = merged(span(event) for event in events if event["cat"] == "kernel")
+    total_us = max(1e6 * lasted_s, spans[-1][1] - spans[0][0]) if spans else 0.0
+    return length(spans) / total_us if total_us > 0 else None
 
 
 def copied_to_device_s(events: Iterable[Mapping[str, Any]]) -> float:
@@ -234,45 +227,16 @@ def copied_to_device_s(events: Iterable[Mapping[str, Any]]) -> float:
     A copy on a stream of its own, alongside the computation, costs the step nothing.
 
     >>> copied_to_device_s([
-    ...     {"kind": "gpu_memcpy", "name": "Memcpy HtoD", "start_s": 0.0, "length_s": 2.0},
-    ...     {"kind": "kernel", "name": "a", "start_s": 0.5, "length_s": 1.0},
+    ...     {"cat": "gpu_memcpy", "name": "Memcpy HtoD", "ts": 0.0, "dur": 2e6},
+    ...     {"cat": "kernel", "name": "a", "ts": 5e5, "dur": 1e6},
     ... ])
     1.0
     """
     listed = list(events)
-    kernels = _merged(e for e in listed if e["kind"] == "kernel")
-    copies = _merged(e for e in listed if e["kind"] == "gpu_memcpy" and "HtoD" in str(e["name"]))
-    return _length_s(copies) - _length_s(_shared(copies, kernels))
-
-
-Spans = list[tuple[float, float]]
-
-
-def _merged(events: Iterable[Mapping[str, Any]]) -> Spans:
-    """Return when at least one of the events ran, in order."""
-    merged: Spans = []
-    for start, stop in sorted((e["start_s"], e["start_s"] + e["length_s"]) for e in events):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return merged
-
-
-def _shared(one: Spans, other: Spans) -> Spans:
-    """Return when both ran."""
-    shared: Spans = []
-    i = j = 0
-    while i < len(one) and j < len(other):
-        start, stop = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
-        if start < stop:
-            shared.append((start, stop))
-        if one[i][1] < other[j][1]:
-            i += 1
-        else:
-            j += 1
-    return shared
-
-
-def _length_s(spans: Spans) -> float:
-    return sum(stop - start for start, stop in spans)
+    kernels = [span(event) for event in listed if event["cat"] == "kernel"]
+    copies = [
+        span(event)
+        for event in listed
+        if event["cat"] == "gpu_memcpy" and "HtoD" in str(event["name"])
+    ]
+    return length(without(copies, kernels)) / 1e6
