@@ -178,6 +178,7 @@ def test_another_setting_of_a_technique_that_was_played_is_called_untried():
         cost_s=6.0,
         confirm_pairs=3,
         search=SimpleNamespace(only=()),
+        stopped="budget",
     )
     choices = [
         Choice(technique="torch_compile", settings={"mode": mode})

@@ -9,7 +9,9 @@ import pytest
 
 from flatout.analysis.screen import ScreenBlock
 from flatout.records.ablation import LossCheck, Verdict, ablation_from_json
+from flatout.records.messages import messages
 from flatout.records.trial import Outcome, Trial, Workload
+from flatout.reporting.tuning.verdict import headline
 from flatout.tuning.screening import blame
 from flatout.tuning.trial_runner import read_log
 from flatout.workflow.tune import TuneOptions, tune
@@ -352,3 +354,66 @@ def test_what_the_screen_saw_counts_in_its_race(tmp_path, monkeypatch):
     assert proof.n >= 3
     assert proof.blocks > 0
     assert proof.interval[0] < 1 / 0.6 < proof.interval[1]
+
+
+def test_an_end_during_the_race_leaves_what_the_screen_showed(tmp_path):
+    world = ScreenedWorld({"bf16_autocast": 0.5, "fused_optimizer": 0.8}, interrupt_after=1)
+
+    ablation = run(world, tmp_path, only=COMPUTE)
+
+    assert ablation.stopped == "interrupted"
+    row = rows_of(ablation)["bf16_autocast"]
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert row.comparison.source == "screen"
+    assert "ended before fresh processes" in row.why
+
+
+def test_a_recipe_that_does_not_run_in_a_fresh_process_says_so(tmp_path):
+    @dataclass
+    class Incompatible(ScreenedWorld):
+        def __call__(self, workload, recipe, machine, options):
+            trial = super().__call__(workload, recipe, machine, options)
+            if len(recipe.names) < 2 or "screen" in options.probes:
+                return trial
+            return Trial(recipe=recipe, outcome=Outcome.CRASH, message="no kernel", wall_s=1.0)
+
+    world = Incompatible({"bf16_autocast": 0.5, "fused_optimizer": 0.8})
+
+    ablation = run(world, tmp_path, only=("bf16_autocast", "fused_optimizer"))
+
+    assert ablation.recipe.names == ("bf16_autocast",)
+    said = [row.why for row in ablation.rows if row.choice.technique == "fused_optimizer"]
+    assert any("no kernel" in why for why in said)
+
+
+def test_what_the_guard_rejects_without_a_name_is_not_held_against_each(tmp_path, monkeypatch):
+    def check(_, recipe):
+        is_wrong = len(recipe.names) > 1
+        return LossCheck(status="rejected" if is_wrong else "within", why="gradients differ")
+
+    monkeypatch.setattr("flatout.workflow.tune.GuardChecker.check", check)
+    # No time for the bisection.
+    monkeypatch.setattr("flatout.tuning.screening.settle_guilty", unsettled)
+    world = ScreenedWorld({"bf16_autocast": 0.5, "fused_optimizer": 0.8})
+
+    ablation = run(world, tmp_path, only=("bf16_autocast", "fused_optimizer"))
+
+    assert ablation.recipe.names == ("bf16_autocast",)
+
+
+def unsettled(*_):
+    return ()
+    yield
+
+
+def test_a_race_that_time_cut_short_is_an_open_answer(tmp_path, monkeypatch):
+    world, checks = ShortWorld({"bf16_autocast": 0.75}, noise=0.35, seed=3), []
+    monkeypatch.setattr(
+        "flatout.workflow.tune.GuardChecker.check", guard_of_a_minute(world, checks)
+    )
+
+    ablation = run(world, tmp_path, only=("bf16_autocast",), budget_s=60.0, clock=world.clock)
+
+    assert not ablation.recipe.choices
+    assert ablation.stopped == "budget"
+    assert messages("en").text(headline(ablation)).startswith("No answer yet")

@@ -9,6 +9,8 @@ import pytest
 from flatout import __version__
 from flatout.records.ablation import Verdict
 from flatout.records.messages import messages
+from flatout.records.technique import Numerics
+from flatout.records.trial import Outcome, Trial
 from flatout.reporting.tuning.verdict import headline
 from tests.tuning.test_policy import check
 from tests.workflow.test_tune import World, run
@@ -59,7 +61,7 @@ def test_the_fastest_way_is_the_baseline_of_all_that_follows(tmp_path):
 
     ablation = run(world, tmp_path, ranks=2, only=("loader_workers",))
 
-    assert spread_rows(ablation) == {0: Verdict.KEPT, 2: Verdict.NO_EFFECT, 3: Verdict.WORSE}
+    assert spread_rows(ablation) == {0: Verdict.KEPT, 2: Verdict.INCONCLUSIVE, 3: Verdict.WORSE}
     assert ablation.needed == ("data_parallel ranks=2 zero=0",)
     assert ablation.recipe.names == ("data_parallel", "loader_workers")
     assert ablation.recipe.num_ranks == 2
@@ -99,6 +101,91 @@ def test_a_way_that_does_not_run_is_named_and_the_others_are_timed(tmp_path):
     assert set(spread_rows(ablation).values()) == {Verdict.FAILED}
     assert not ablation.is_spread
     assert any("no measurement (" in note for note in ablation.notes)
+
+
+class Faulty(Spread):
+    """A world in which one thing goes wrong at a moment of the spreading."""
+
+    fault = ""
+
+    def __call__(self, workload, recipe, machine, options):
+        if self.fault == "busy":
+            self.load = {"foreign_share": 0.7, "wall_s": 1.0}
+        trial = super().__call__(workload, recipe, machine, options)
+        spread = [zero for _, zero in self.ranks if zero is not None]
+        if self.fault == "Ctrl-C" and len(spread) > 2:
+            raise KeyboardInterrupt
+        if self.fault == "gone" and spread.count(0) > 3 and recipe.names:
+            return Trial(recipe=recipe, outcome=Outcome.CRASH, message="port in use", wall_s=1)
+        if self.fault == "memory" and not recipe.names:
+            return Trial(recipe=recipe, outcome=Outcome.OOM, message="out of memory", wall_s=1)
+        return trial
+
+
+def faulty(fault, **truth):
+    world = Faulty({"loader_workers": 0.6}, **truth)
+    world.fault = fault
+    return world
+
+
+def test_a_busy_machine_ends_with_a_table(tmp_path):
+    ablation = run(faulty("busy"), tmp_path, ranks=2)
+
+    assert ablation.stopped == "machine busy"
+    assert not ablation.recipe.choices
+
+
+def test_ctrl_c_while_ways_are_timed_ends_with_what_was_seen(tmp_path):
+    ablation = run(faulty("Ctrl-C"), tmp_path, ranks=2)
+
+    assert ablation.stopped == "interrupted"
+    assert spread_rows(ablation)
+    assert not ablation.is_spread
+
+
+def test_a_way_that_does_not_run_once_more_is_not_called_the_baseline(tmp_path):
+    world = faulty("gone")
+
+    ablation = run(world, tmp_path, ranks=2)
+
+    said = " ".join(ablation.notes)
+    assert "did not run once more" in said
+    assert "the baseline from here on" not in said
+    assert not ablation.is_spread
+
+
+@pytest.mark.parametrize("limit", [{"skip": ("data_parallel",)}, {"numerics": Numerics.EXACT}])
+def test_what_the_user_forbids_is_not_tried(tmp_path, limit):
+    world = faulty("")
+
+    ablation = run(world, tmp_path, ranks=2, **limit)
+
+    assert not spread_rows(ablation)
+    assert any(note.startswith("not spread: ") for note in ablation.notes)
+
+
+def test_every_way_gets_one_pair_before_any_gets_more(tmp_path):
+    world = faulty("")
+
+    run(world, tmp_path, ranks=2, only=("loader_workers",))
+
+    spread = [zero for _, zero in world.ranks if zero is not None]
+    assert spread[:3] == [0, 2, 3]
+
+
+def test_what_one_device_is_too_small_for_is_spread(tmp_path):
+    ablation = run(faulty("memory"), tmp_path, ranks=2, only=("loader_workers",))
+
+    assert ablation.is_spread
+    assert ablation.recipe.names == ("data_parallel", "loader_workers")
+    assert "is the baseline from here on" in " ".join(ablation.notes)
+
+
+def test_the_answer_says_what_its_ratio_is_measured_against(tmp_path):
+    ablation = run(Spread({"loader_workers": 0.6}), tmp_path, ranks=2, only=("loader_workers",))
+
+    said = messages("en").text(headline(ablation))
+    assert "1 of 1 techniques kept on top of data_parallel ranks=2 zero=0 (1.8" in said
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from flatout.launch.folder_lock import hold_folder
 from flatout.records.errors import UserError
 from flatout.records.machine import Device
+from flatout.records.technique import Numerics
 from flatout.records.trial import Workload
 from flatout.workflow.tune import TuneOptions, tune
 from tests.workflow.test_tune import MACHINE, World
@@ -116,6 +117,20 @@ def test_a_module_that_came_in_unseen_is_named(project):
     (project / "later.py").write_text("x = 1\n")
 
     assert_refused(project, r"another tuning: later\.py changed since; run tune")
+
+
+def test_what_was_asked_for_at_the_beginning_holds_on(project):
+    workload = Workload(target="train.py", folder=project)
+    asked = {"out": project / "out", "only": ("loader_workers",), "numerics": Numerics.EXACT}
+    first = World({"loader_workers": 0.6}, interrupt_after=2)
+    tune(workload, TuneOptions(runner=first, **asked), lambda _: None, MACHINE)
+    again = World({"loader_workers": 0.6, "bf16_autocast": 0.3}, seed=1)
+    options = TuneOptions(out=project / "out", runner=again, resume=True)
+
+    ablation = tune(workload, options, lambda _: None, MACHINE)
+
+    assert ablation.recipe.names == ("loader_workers",)
+    assert not any("bf16" in label for label in again.asked)
 
 
 def test_half_a_last_line_is_dropped_and_the_next_row_is_kept(project):

@@ -1,6 +1,7 @@
 """Run a workload once in a child process, under a supervisor, and return how that ended."""
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -191,6 +192,15 @@ def scratch_root() -> Path:
         with contextlib.suppress(OSError):
             return private_folder(candidate)
     raise UserError("no folder for trials: make ~/.cache writable, or set XDG_CACHE_HOME")
+
+
+def compile_cache(workload: Workload) -> Path:
+    """Return the folder of what a script's trials and runs compile, made if need be."""
+    # Scripts are called train.py everywhere: the folder tells them apart.
+    place = hashlib.sha256(os.fsencode(workload.folder / workload.target)).hexdigest()[:8]
+    cache = scratch_root() / "compiled" / f"{workload.name}-{place}"
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache
 
 
 def _cache_folders() -> list[Path]:

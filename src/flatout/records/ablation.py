@@ -12,7 +12,7 @@ import functools
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
@@ -253,6 +253,18 @@ class Row:
     """Steps after which `startup_s` is paid back; None where there is nothing to pay back."""
     why: str = ""
 
+    def seen(self, profile: Profile | None) -> "Row":
+        """Return the row with what a trial of its recipe showed, where there was one."""
+        if profile is None:
+            return self
+        return replace(
+            self,
+            samples_per_s=profile.samples_per_s,
+            device_busy_share=profile.device_busy_share,
+            gpu_util_share=profile.gpu_util_share,
+            peak_bytes=profile.peak_bytes,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return one row of the `flatout.ablation/1` mapping."""
         plain = to_plain(self)
@@ -298,7 +310,8 @@ class Ablation:
     """Part of the cores that other processes used during each timed trial."""
     cost_s: float = 0.0
     stopped: str = ""
-    """Why it ended: `finished`, `budget`, `interrupted`, `machine busy`, `baseline failed`."""
+    """Why it ended: `finished`, `budget`, `busy budget`, `interrupted`, `machine busy`, `baseline
+    failed`, `recipe failed`."""
     notes: tuple[str, ...] = ()
     feeding: Feeding | None = None
     """How far the final recipe is from what its data allow; None where no one looked."""
@@ -332,8 +345,9 @@ class Ablation:
             )
             for row in self.rows
             if row.stage == "add" and row.comparison and row.predicted_ratio
-            # The comparison of several techniques says nothing about one of them.
-            if not row.together_with
+            # The comparison of several techniques says nothing about one of them, and what one does
+            # within a recipe nothing about what was predicted of it for the unchanged script.
+            if not row.together_with and row.comparison.source == "pairs"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A Workload: what is trained, as a command.
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,10 @@ class Workload:
         is_module = self.target.startswith("-m ")
         target = self.target if is_module else shlex.quote(self.target)
         return " ".join([target, shlex.join(hide_in_words(self.arguments))]).rstrip()
+
+    def under(self, recipe: Recipe) -> "Workload":
+        """Return the workload as a recipe runs it: on as many ranks as that spreads it over."""
+        return replace(self, ranks=recipe.num_ranks) if recipe.num_ranks > 1 else self
 
 
 class Outcome(Enum):

@@ -286,7 +286,7 @@ class GuardChecker:
 def find_guilty(
     history: TrialHistory, base: Recipe, recipe: Recipe, may_go_on: Callable[[], bool]
 ) -> Asking[tuple[Choice, ...]]:
-    """Return what of a rejected recipe the guard rejects; empty where time ran out before.
+    """Return what of a rejected recipe the guard rejects, as far as there was time to find it.
 
     By bisection: the shortest beginning of what came in that is rejected ends with a guilty
     technique. It is taken out, until the rest passes.
@@ -306,7 +306,7 @@ def find_guilty(
         passes, fails = 0, len(suspects)
         while fails - passes > 1:
             if not may_go_on():
-                return ()
+                return tuple(guilty)
             middle = (passes + fails) // 2
             check = yield from history.check(base.plus(*suspects[:middle]))
             if check.passed:
@@ -315,7 +315,7 @@ def find_guilty(
                 fails = middle
         guilty.append(suspects.pop(fails - 1))
         if suspects and not may_go_on():
-            return ()
+            break
     return tuple(guilty)
 
 

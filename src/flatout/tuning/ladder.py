@@ -93,6 +93,12 @@ def climb(ladder: TuningState) -> Asking[None]:
     _note_untried(ladder, too_late)
 
 
+def _is_cut_short(ladder: TuningState) -> bool:
+    """Return whether the budget ended the pairs of what still looks like a gain."""
+    is_open = any(_ratio(item) >= Rule().promising for item in _hopeful(ladder))
+    return ladder.ran_out or (is_open and not ladder.has_time())
+
+
 def _comes_too_late(ladder: TuningState, candidate: Candidate) -> bool:
     """Return whether the time left is too short for a candidate, or better spent."""
     if ladder.ran_out:
@@ -119,10 +125,13 @@ def _end_of_time(ladder: TuningState, candidate: Candidate) -> str:
 
 def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
     """Say which techniques were not tried, and why."""
+    if ladder.stopped == "finished" and _is_cut_short(ladder):
+        ladder.stopped = "budget"
+    with_row = {row.choice.label for row in ladder.rows}
     groups: dict[str, list[str]] = {}
     for candidate in too_late:
         label = candidate.choice.label
-        what = "not tried alone" if label in ladder.played else "not tried"
+        what = "not tried alone" if label in ladder.played | with_row else "not tried"
         groups.setdefault(what, []).append(f"{label} (predicted {candidate.ratio:.2f}x)")
     for what, group in sorted(groups.items()):
         ladder.notes.append(f"{what}, no time: {', '.join(group)}")
@@ -131,7 +140,8 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
     ladder.notes += ladder.scans.notes()
     by_reason: dict[str, list[str]] = {}
     for label, why in (ladder.passed_over | _without_use(ladder, too_late)).items():
-        by_reason.setdefault(why, []).append(label)
+        if label not in ladder.played | with_row:
+            by_reason.setdefault(why, []).append(label)
     ladder.notes += [
         f"not tried, impossible: {', '.join(group)}: {why}" for why, group in by_reason.items()
     ]

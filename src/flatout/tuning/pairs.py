@@ -26,6 +26,7 @@ from flatout.records.units import format_bytes, format_interval, format_ratio
 from flatout.tuning.experiments import Asking, TrialHistory, foreign_share_of
 from flatout.tuning.ranking import Candidate
 
+BUSY = "the machine was busy"
 SAME_BATCH = 0.1
 """Samples a step that differ by less are the same: an epoch's last batch is short."""
 
@@ -39,7 +40,7 @@ class Sides:
     loaded: int = 0
     """Pairs under a load that the user accepted."""
     disturbed: list[str] = field(default_factory=list)
-    """What spoilt the pairs that do not count."""
+    """What spoilt the pairs that do not count: other work, or a base that did not run."""
     in_process: InProcess | None = None
     """What a screen showed of the two recipes."""
 
@@ -146,10 +147,11 @@ def _is_too_loaded(sides: Sides) -> bool:
 def _play_pair(
     history: TrialHistory, base: Recipe, candidate: Recipe, sides: Sides, *, starts_with_base: bool
 ) -> Asking[Trial | None]:
-    """Ask for one pair; return the trial that failed, if one did.
+    """Ask for one pair; return the candidate's trial if that failed.
 
     A pair of which other work disturbed a trial does not count; under a load that the user accepts,
-    one whose sides saw different loads.
+    one whose sides saw different loads. Nor does one whose base did not run: that says nothing of
+    the candidate.
     """
     pair: dict[bool, Trial] = {}
     for recipe in (base, candidate) if starts_with_base else (candidate, base):
@@ -159,12 +161,15 @@ def _play_pair(
             trial = yield from history.time(recipe)
         else:
             trial = yield from history.again(recipe)
-        if trial.outcome is not Outcome.OK or trial.profile is None:
+        is_failed = trial.outcome is not Outcome.OK or trial.profile is None
+        if recipe is candidate and (is_failed or trial.not_applied):
             return trial
-        if recipe is candidate and trial.not_applied:
-            return trial
-        why = trial.details.get("disturbed", "")
-        if why and not history.accepts_load:
+        why = ""
+        if is_failed:
+            why = f"without it the script ended with {trial.outcome.value}: {trial.message}"
+        elif trial.details.get("disturbed") and not history.accepts_load:
+            why = f"{BUSY} ({trial.details['disturbed']})"
+        if why:
             sides.disturbed.append(why)
             return None
         pair[recipe is base] = trial
@@ -172,7 +177,8 @@ def _play_pair(
     shares = [foreign_share_of(trial) for trial in pair.values()]
     is_loaded = any(trial.details.get("disturbed") for trial in pair.values())
     if is_loaded and max(shares) - min(shares) > SAME_LOAD:
-        sides.disturbed.append(f"other processes took {shares[0]:.0%} and {shares[1]:.0%} of it")
+        taken = f"other processes took {shares[0]:.0%} and {shares[1]:.0%} of it"
+        sides.disturbed.append(f"{BUSY} ({taken})")
         return None
     sides.loaded += is_loaded
     first, second = pair[True].profile, pair[False].profile
@@ -241,17 +247,9 @@ def row_of(candidate: Candidate, base: Recipe, match: Match, check: LossCheck) -
         break_even_steps=break_even,
         why=why,
     )
-    if shown is None:
-        return row
-    if candidate.effect.peak_bytes < 0 and match.base is not None and not why:
+    if shown and candidate.effect.peak_bytes < 0 and match.base is not None and not why:
         row = replace(row, why=_memory_line(match.base.peak_bytes, shown.peak_bytes))
-    return replace(
-        row,
-        samples_per_s=shown.samples_per_s,
-        device_busy_share=shown.device_busy_share,
-        gpu_util_share=shown.gpu_util_share,
-        peak_bytes=shown.peak_bytes,
-    )
+    return row.seen(shown)
 
 
 def verdict_of(match: Match, check: LossCheck) -> tuple[Verdict, str]:
@@ -267,7 +265,7 @@ def verdict_of(match: Match, check: LossCheck) -> tuple[Verdict, str]:
         return Verdict.NO_EFFECT, ""
     why = "the budget ran out" if match.ran_out else ""
     if match.disturbed:
-        why = f"not measured: the machine was busy ({match.disturbed})"
+        why = f"not measured: {match.disturbed}"
     return Verdict.INCONCLUSIVE, why
 
 

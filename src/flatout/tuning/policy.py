@@ -41,10 +41,10 @@ from flatout.tuning.feeding import find_feeding, is_about_data, look
 from flatout.tuning.guard_checker import find_guilty
 from flatout.tuning.history import Errors
 from flatout.tuning.ladder import climb
-from flatout.tuning.pairs import Match, play, verdict_of
+from flatout.tuning.pairs import BUSY, Match, play, verdict_of
 from flatout.tuning.ranking import Search
 from flatout.tuning.rescue import RescuedBaseline, make_it_run, retry_with_fewer_workers
-from flatout.tuning.spreading import Way, find_way
+from flatout.tuning.spreading import Way, find_way, make_it_fit
 from flatout.tuning.staged import TIME_SHARE, Measured, measure_stages
 from flatout.tuning.state import OVERDRAFT, Tell, TuningState, progress
 from flatout.tuning.worker_scan import WorkerScans
@@ -148,16 +148,20 @@ def _tuned(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
     """Ask for everything that a tuning needs."""
     history = TrialHistory(machine=task.machine, budget=budget, accepts_load=task.accepts_load)
     search = Search(machine=task.machine, ceiling=task.numerics, only=task.only, skip=task.skip)
-    first, rescue = yield from _baseline(history, search, tell)
-    assert first.profile is not None
-    way = Way(recipe=rescue.recipe if rescue else Recipe(), trial=first)
-    if task.ranks > 1:
-        way = yield from find_way(history, way.recipe, first, task.ranks, tell)
-    first, floor = way.trial, way.recipe
+    way, rescue = yield from _baseline(history, search, task.ranks, tell)
+    if task.ranks > 1 and not way.rows:
+        way = yield from find_way(history, search, way, task.ranks, tell)
+    first, floor, stopped = way.trial, way.recipe, way.stopped
     assert first.profile is not None
     loaders = tuple(loader.address for loader in first.profile.training_loaders)
     floor = history.floor = replace(floor, training_loaders=loaders)
-    looks = yield from _look(history, search, floor, first, tell)
+    looks = Looks()
+    try:
+        looks = looks if stopped else (yield from _look(history, search, floor, first, tell))
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    except MachineBusyError:
+        stopped = "machine busy"
     baseline = looks.added_to(first.profile, floor.names, floor.names)
     state = TuningState(
         history=history,
@@ -174,8 +178,9 @@ def _tuned(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
         rows=[*(rescue.rows() if rescue else ()), *way.rows],
         settled={choice.technique for choice in floor.choices},
         notes=[*(rescue.notes() if rescue else ()), *way.notes],
+        stopped=stopped or "finished",
     )
-    proof = yield from _climb_and_confirm(state)
+    proof = RecipeProof() if stopped else (yield from _climb_and_confirm(state))
     state.say("the recipe, technique by technique")
     stages = yield from measure_stages(
         Measured(
@@ -193,9 +198,11 @@ def _tuned(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
 
 
 def _baseline(
-    history: TrialHistory, search: Search, tell: Tell
-) -> Asking[tuple[Trial, RescuedBaseline | None]]:
+    history: TrialHistory, search: Search, ranks: int, tell: Tell
+) -> Asking[tuple[Way, RescuedBaseline | None]]:
     """Time the unchanged script; where it does not run, make it run if something is known to help.
+
+    A training that one device is too small for is spread over those that the user has.
 
     Raises:
         BaselineFailedError: if it gives no measurement.
@@ -203,6 +210,10 @@ def _baseline(
     """
     tell(progress(history.budget, "the unchanged script", event="measuring the unchanged script"))
     first = yield from history.time(Recipe())
+    if first.outcome is Outcome.OOM and ranks > 1:
+        spread = yield from make_it_fit(history, search, first, ranks, tell)
+        if spread is not None:
+            return spread, None
     if first.outcome is Outcome.OOM:
         rescue: RescuedBaseline | None = yield from make_it_run(history, search, first, tell)
     else:
@@ -211,7 +222,7 @@ def _baseline(
         first = rescue.trial or rescue.first
     if first.outcome is not Outcome.OK or first.profile is None:
         raise BaselineFailedError(first)
-    return first, rescue
+    return Way(recipe=rescue.recipe if rescue else Recipe(), trial=first), rescue
 
 
 def _look(
@@ -313,27 +324,34 @@ def _confirm(state: TuningState) -> Asking[RecipeProof]:
     state.say("the whole recipe against the baseline")
     match = yield from _confirmed(state)
     if match.disturbed and match.decision is Decision.UNDECIDED:
-        raise MachineBusyError  # what was found stays, and says that it was not confirmed
+        # What was found stays, and says that it was not confirmed.
+        state.stopped = "machine busy" if match.disturbed.startswith(BUSY) else "baseline failed"
+        return RecipeProof()
     check = yield from state.history.check(state.recipe)
     if match.decision is Decision.KEPT and not check.passed:
         is_rest = yield from _without_guilty(state, check)
         if is_rest:
             return (yield from _confirm(state))
-    if match.decision is not Decision.KEPT or not check.passed:
-        state.notes.append(
-            f"the recipe ({state.recipe.label}) was not confirmed: "
-            f"{verdict_of(match, check)[1] or match.decision.value}"
+    if match.decision is Decision.KEPT and check.passed:
+        feeding = yield from _fed(state, match.candidate)
+        return RecipeProof(
+            confirmation=match.comparison, final=match.candidate, check=check, feeding=feeding
         )
-        state.recipe = state.baseline
-    feeding = yield from _fed(state, match.candidate)
-    return RecipeProof(
-        confirmation=match.comparison, final=match.candidate, check=check, feeding=feeding
+    state.notes.append(
+        f"the recipe ({state.recipe.label}) was not confirmed: "
+        f"{verdict_of(match, check)[1] or match.decision.value}"
     )
+    state.recipe = state.baseline
+    if match.failure is not None:
+        state.stopped = "recipe failed"
+    return RecipeProof(confirmation=match.comparison, check=check)
 
 
 def _without_guilty(state: TuningState, check: LossCheck) -> Asking[bool]:
     """Take what the guard rejects out of the final recipe; say whether that leaves anything."""
-    guilty = yield from find_guilty(state.history, state.baseline, state.recipe, lambda: True)
+    guilty = yield from find_guilty(
+        state.history, state.baseline, state.recipe, lambda: _has_overdraft(state)
+    )
     rest = state.recipe
     for choice in guilty:
         rest = rest.without(choice.technique)
@@ -341,8 +359,18 @@ def _without_guilty(state: TuningState, check: LossCheck) -> Asking[bool]:
         return False
     names = ", ".join(choice.technique for choice in guilty)
     state.notes.append(f"the guard rejects the whole recipe for {names}: {check.why}")
+    state.rows = [
+        replace(row, verdict=Verdict.REJECTED, why=check.why)
+        if row.choice in guilty and row.verdict in {Verdict.KEPT, Verdict.TOGETHER}
+        else row
+        for row in state.rows
+    ]
     state.recipe, state.race = rest, None
     return True
+
+
+def _has_overdraft(state: TuningState) -> bool:
+    return state.budget.left_s > -OVERDRAFT * state.budget.total_s
 
 
 def _confirmed(state: TuningState) -> Asking[Match]:
@@ -374,7 +402,7 @@ def _confirmed(state: TuningState) -> Asking[Match]:
             history,
             base,
             recipe,
-            may_go_on=lambda _: state.budget.left_s > -OVERDRAFT * state.budget.total_s,
+            may_go_on=lambda _: _has_overdraft(state),
             rule=more,
             sides=match.sides,
         )
@@ -382,8 +410,14 @@ def _confirmed(state: TuningState) -> Asking[Match]:
 
 
 def _fed(state: TuningState, final: Profile | None) -> Asking[Feeding | None]:
-    """Look how well the confirmed recipe is fed, where the unchanged script was not."""
-    if final is None or state.looks.pipeline is None or state.recipe == state.baseline:
+    """Look how well the confirmed recipe is fed, as far as there is time."""
+    if final is None or state.looks.pipeline is None or not _has_overdraft(state):
         return None
     state.say("how well the recipe is fed")
-    return (yield from find_feeding(state.history, state.recipe, final))
+    try:
+        return (yield from find_feeding(state.history, state.recipe, final))
+    except KeyboardInterrupt:
+        state.stopped = "interrupted"
+    except MachineBusyError:
+        state.stopped = "machine busy"
+    return None  # the proof stays

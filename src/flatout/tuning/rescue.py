@@ -16,7 +16,7 @@ from flatout.records.live import Progress
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics, name_of
 from flatout.records.trial import Outcome, Trial
-from flatout.tuning.experiments import Asking, TrialHistory
+from flatout.tuning.experiments import Asking, MachineBusyError, TrialHistory
 from flatout.tuning.ranking import Search
 from flatout.tuning.state import progress
 
@@ -74,7 +74,10 @@ class RescuedBaseline:
                 return
             without = self.recipe.without(choice.technique)
             self.tell(f"it runs; without {choice.technique}")
-            trial = yield from self.history.time(without)
+            try:
+                trial = yield from self.history.time(without)
+            except MachineBusyError:
+                return
             if trial.outcome is Outcome.OK and trial.profile is not None:
                 self.recipe, self.trial = without, trial
 
@@ -207,19 +210,11 @@ def _row(choice: Choice, trial: Trial, recipe: Recipe) -> Row:
         verdict = Verdict.FAILED if refused.status == "failed" else Verdict.NOT_APPLICABLE
     elif not ran and choice not in recipe.choices:
         why = f"{trial.outcome.value}: {trial.message}"
-    row = Row(
+    return Row(
         choice=choice,
         numerics=catalogue.technique_class(choice.technique).numerics.value,
         verdict=verdict,
         on_top_of=tuple(name for name in trial.recipe.names if name != choice.technique),
         loss_check=LossCheck(status="skipped", why="the unchanged script does not run"),
         why=why,
-    )
-    if trial.profile is None:
-        return row
-    return replace(
-        row,
-        samples_per_s=trial.profile.samples_per_s,
-        device_busy_share=trial.profile.device_busy_share,
-        peak_bytes=trial.profile.peak_bytes,
-    )
+    ).seen(trial.profile)

@@ -34,7 +34,7 @@ from flatout.records.technique import can_switch
 from flatout.records.trial import Trial
 from flatout.records.units import format_interval, format_ratio
 from flatout.tuning.bundle import rival_of
-from flatout.tuning.experiments import Asking
+from flatout.tuning.experiments import Asking, MachineBusyError
 from flatout.tuning.pairs import Match
 from flatout.tuning.passes import find_seen
 from flatout.tuning.ranking import WORTH_A_TRIAL, Candidate
@@ -117,7 +117,12 @@ def screen_first(
     _note_lost(ladder, chosen, found)
     ladder.notes.append(_words(found))
     by_label = {x.choice.label: x for x in chosen}
-    raced = yield from _race(ladder, found, by_label, pair)
+    try:
+        raced = yield from _race(ladder, found, by_label, pair)
+    except (KeyboardInterrupt, MachineBusyError):
+        ended = dict.fromkeys(found.best, "the tuning ended before fresh processes could show it")
+        _note_effects(ladder, found, by_label, Raced(undecided=ended))
+        raise
     done = _note_effects(ladder, found, by_label, raced)
     return done | _note_pair(ladder, pair, raced)
 
@@ -292,8 +297,8 @@ class Raced:
     check: LossCheck = LossCheck(status="skipped", why="not faster, so there was nothing to check")
     guilty: Mapping[str, LossCheck] = field(default_factory=dict)
     """What the guard rejects of them."""
-    undecided: Cell = NOTHING_ON
-    """What was in a race that decided nothing: too few pairs, or a busy machine."""
+    undecided: Mapping[str, str] = field(default_factory=dict)
+    """What was in a race that decided nothing, and why it did not."""
 
 
 def _race(
@@ -308,7 +313,7 @@ def _race(
     left out, and the rest races again.
     """
     guilty: dict[str, LossCheck] = {}
-    undecided = NOTHING_ON
+    undecided: dict[str, str] = {}
     waiting = [found.best]
     if found.least_certain and len(found.best) > 1:
         waiting.append(tuple(x for x in found.best if x != found.least_certain))
@@ -326,7 +331,11 @@ def _race(
         match = yield from ladder.play(recipe, Rule(), seen)
         _note_race(ladder, recipe, match)
         if match.decision is not Decision.KEPT or match.candidate is None:
-            undecided = cell if match.decision is Decision.UNDECIDED else NOTHING_ON
+            undecided = (
+                dict.fromkeys(cell, _why_open(match))
+                if match.decision is Decision.UNDECIDED
+                else {}
+            )
             if ladder.ran_out:
                 break
             continue
@@ -341,10 +350,21 @@ def _race(
             ladder.best_ratio *= match.comparison.ratio if match.comparison else 1.0
             return Raced(kept=cell, check=check, guilty=guilty)
         rejected = yield from settle_guilty(ladder, recipe)
-        named = {choice.label for choice in rejected}
-        guilty |= dict.fromkeys(named or cell, check)
-        waiting = [tuple(x for x in cell if x not in guilty)]
+        guilty |= {choice.label: check for choice in rejected}
+        # Without a name only the whole is known to be wrong: each may still come in alone.
+        undecided = dict.fromkeys(cell, f"the guard rejects them together: {check.why}")
+        waiting = [tuple(x for x in cell if x not in guilty)] if rejected else []
     return Raced(guilty=guilty, undecided=undecided)
+
+
+def _why_open(match: Match) -> str:
+    """Return why a race decided nothing."""
+    if match.failure is not None:
+        failed = match.failure.message or match.failure.outcome.value
+        return f"with the others of the recipe it did not run in a fresh process: {failed}"
+    if match.disturbed:
+        return f"not measured in fresh processes: {match.disturbed}"
+    return "fresh processes decided nothing in the time that there was"
 
 
 def _note_race(ladder: TuningState, recipe: Recipe, match: Match) -> None:
@@ -392,9 +412,7 @@ def _note_effects(
             verdict, why = Verdict.REJECTED, raced.guilty[label].why
         elif label in found.best:
             verdict = Verdict.INCONCLUSIVE
-            why = "fresh processes did not show that it is faster"
-            if label in raced.undecided:
-                why = "fresh processes decided nothing in the time that there was"
+            why = raced.undecided.get(label, "fresh processes did not show that it is faster")
         others = tuple(x for x in on_top_of if x != candidate.choice.technique)
         row = _row(ladder, candidate, verdict, effect)
         startup_s = found.startup_s.get(label, 0.0)

@@ -4,18 +4,19 @@ Each way is compared with one device in fresh pairs. The fastest one that is pro
 the baseline of everything after it; with none of them the tuning goes on with one device.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from flatout.records.ablation import LossCheck, Row, Verdict
 from flatout.records.catalogue import setter_of, technique_class
 from flatout.records.live import Progress
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.statistics import Rule
+from flatout.records.statistics import Decision, Rule
 from flatout.records.trial import Outcome, Trial
 from flatout.records.units import format_interval, format_ratio
-from flatout.tuning.experiments import Asking, TrialHistory
+from flatout.tuning.experiments import Asking, MachineBusyError, TrialHistory
 from flatout.tuning.pairs import Match, play, verdict_of
+from flatout.tuning.ranking import Search
 from flatout.tuning.state import progress
 
 WAYS = (0, 2, 3)
@@ -26,7 +27,7 @@ SHARE = 0.3
 PAIRS = 4
 SPREAD_PAYS = 1.2
 """A smaller gain is not worth the devices: the planner warns below it too."""
-NOT_FASTER = (Verdict.WORSE, Verdict.NO_EFFECT, Verdict.FAILED, Verdict.NOT_APPLICABLE)
+NOT_FASTER = (Verdict.WORSE, Verdict.NO_EFFECT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,69 +38,143 @@ class Way:
     trial: Trial
     """Of that recipe: the baseline from now on."""
     rows: tuple[Row, ...] = ()
-    notes: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    stopped: str = ""
+    """What ended the tuning meanwhile, as `Ablation.stopped` says it."""
 
 
 def find_way(
     history: TrialHistory,
-    floor: Recipe,
-    first: Trial,
+    search: Search,
+    alone: Way,
     ranks: int,
     tell: Callable[[Progress], None],
 ) -> Asking[Way]:
     """Time each way to spread the training over so many ranks, and one device against them.
 
+    One pair of each comes first, as far as there is time; then the rest of their pairs, for what
+    looked fastest first.
+
     Args:
         history: what was measured so far.
-        floor: what the script does not run without.
-        first: its trial, on one device.
+        search: what the user allows.
+        alone: the training on one device, with what it does not run without.
         ranks: processes, one for each device.
         tell: shown what is being tried.
     """
+    if not _is_allowed(search):
+        why = f"{setter_of('ranks')} may not be tried (--skip, --numerics)"
+        return replace(alone, notes=(f"not spread: {why}",))
+    choices = _ways(ranks)
+    timed: dict[str, Match] = {}
+    stopped, note, best, trial = "", "", None, alone.trial
+    try:
+        yield from _time_ways(history, alone.recipe, choices, timed, tell)
+        proven = [x for x in choices if x.label in timed and _is_faster(timed[x.label])]
+        best = max(proven, key=lambda x: _ratio(timed[x.label]), default=None)
+        if best is not None:
+            trial = yield from history.again(alone.recipe.plus(best))
+            if trial.outcome is not Outcome.OK or trial.profile is None:
+                note = f"{best.label} did not run once more ({trial.message}): on one device"
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    except MachineBusyError:
+        stopped = "machine busy"
+    if note or stopped:
+        best, trial = None, alone.trial
+    floor = alone.recipe
+    rows = tuple(_row(x, floor, timed[x.label], best=best) for x in choices if x.label in timed)
+    notes = [] if stopped else [note or _words(rows, ranks, best)]
+    untried = ", ".join(x.label for x in choices if x.label not in timed)
+    return Way(
+        recipe=floor.plus(best) if best else floor,
+        trial=trial,
+        rows=rows,
+        notes=(*notes, *([f"not tried, no time: {untried}"] if untried else [])),
+        stopped=stopped,
+    )
+
+
+def make_it_fit(
+    history: TrialHistory,
+    search: Search,
+    first: Trial,
+    ranks: int,
+    tell: Callable[[Progress], None],
+) -> Asking[Way | None]:
+    """Return the first way in which a training runs that one device is too small for, if any."""
+    for choice in _ways(ranks) if _is_allowed(search) else ():
+        tell(progress(history.budget, choice.label))
+        trial = yield from history.time(Recipe().plus(choice))
+        if trial.outcome is Outcome.OK and trial.profile is not None:
+            unplayed = Match(
+                decision=Decision.UNDECIDED, comparison=None, base=None, candidate=trial.profile
+            )
+            row = _row(choice, Recipe(), unplayed, best=choice)
+            why = "one device has too little memory for it"
+            note = f"unchanged, {first.message}; {choice.label} is the baseline from here on"
+            row = replace(row, verdict=Verdict.KEPT, why=why)
+            return Way(recipe=Recipe().plus(choice), trial=trial, rows=(row,), notes=(note,))
+    return None
+
+
+def _ways(ranks: int) -> list[Choice]:
+    name = setter_of("ranks")
+    return [Choice(technique=name, settings={"ranks": ranks, "zero": zero}) for zero in WAYS]
+
+
+def _is_allowed(search: Search) -> bool:
+    """Return whether the user allows it; asking for several devices names the technique."""
+    name = setter_of("ranks")
+    return name not in search.skip and search.ceiling.allows(technique_class(name).numerics)
+
+
+def _time_ways(
+    history: TrialHistory,
+    alone: Recipe,
+    choices: Sequence[Choice],
+    timed: dict[str, Match],
+    tell: Callable[[Progress], None],
+) -> Asking[None]:
+    """Put what the pairs of each way show into `timed`, by its label."""
     budget = history.budget
     ends_at = budget.elapsed_s + SHARE * budget.total_s
-    timed: list[tuple[Choice, Match]] = []
-    for zero in WAYS:
-        if timed and budget.elapsed_s >= ends_at:
-            break
-        choice = Choice(technique=setter_of("ranks"), settings={"ranks": ranks, "zero": zero})
+
+    def pairs_of(choice: Choice, most: int) -> Asking[None]:
         tell(progress(budget, choice.label))
-        match = yield from play(
+        before = timed.get(choice.label)
+        timed[choice.label] = yield from play(
             history,
-            floor,
-            floor.plus(choice),
+            alone,
+            alone.plus(choice),
             may_go_on=lambda _: budget.elapsed_s < ends_at,
-            rule=Rule(max_pairs=PAIRS, patience=2),
+            rule=Rule(max_pairs=most, patience=2),
+            sides=before.sides if before else None,
         )
-        timed.append((choice, match))
-    proven = [(choice, match) for choice, match in timed if _verdict(match)[0] is Verdict.KEPT]
-    best, _ = max(proven, key=lambda way: _ratio(way[1]), default=(None, None))
-    rows = tuple(_row(choice, floor, match, best=best) for choice, match in timed)
-    notes = [_words(rows, ranks, best)]
-    if best is None:
-        return Way(recipe=floor, trial=first, rows=rows, notes=notes)
-    recipe = floor.plus(best)
-    trial = yield from history.again(recipe)
-    if trial.outcome is not Outcome.OK or trial.profile is None:
-        notes.append(f"{best.label} did not run once more ({trial.message}): on one device instead")
-        return Way(recipe=floor, trial=first, rows=rows, notes=notes)
-    return Way(recipe=recipe, trial=trial, rows=rows, notes=notes)
+
+    for choice in choices:
+        if not timed or budget.elapsed_s < ends_at:
+            yield from pairs_of(choice, 1)
+    for choice in sorted(choices, key=lambda x: -_ratio(timed.get(x.label))):
+        if _ratio(timed.get(choice.label)) and budget.elapsed_s < ends_at:
+            yield from pairs_of(choice, PAIRS)
 
 
-def _ratio(match: Match) -> float:
-    return match.comparison.ratio if match.comparison else 0.0
+def _ratio(match: Match | None) -> float:
+    return match.comparison.ratio if match and match.comparison else 0.0
 
 
-def _verdict(match: Match) -> tuple[Verdict, str]:
-    """Return what is said of a way; the ranks themselves compare what they train."""
-    return verdict_of(match, LossCheck(status="same"))
+def _is_faster(match: Match) -> bool:
+    """Return whether a way is proven; the ranks themselves compare what they train."""
+    return match.decision is Decision.KEPT
 
 
 def _row(choice: Choice, floor: Recipe, match: Match, *, best: Choice | None) -> Row:
-    verdict, why = _verdict(match)
+    verdict, why = verdict_of(match, LossCheck(status="same"))
     if verdict is Verdict.KEPT and choice != best:
-        verdict, why = Verdict.NO_EFFECT, "another way to spread the training is faster"
-    row = Row(
+        why = "another way to spread the training looks faster" if best else "it was not taken"
+        verdict = Verdict.INCONCLUSIVE
+    return Row(
         choice=choice,
         numerics=technique_class(choice.technique).numerics.value,
         verdict=verdict,
@@ -108,17 +183,7 @@ def _row(choice: Choice, floor: Recipe, match: Match, *, best: Choice | None) ->
         loss_check=LossCheck(status="skipped", why="ranks compare what they train with each other"),
         why=why,
         stage="spread",
-    )
-    shown = match.candidate
-    if shown is None:
-        return row
-    return replace(
-        row,
-        samples_per_s=shown.samples_per_s,
-        device_busy_share=shown.device_busy_share,
-        gpu_util_share=shown.gpu_util_share,
-        peak_bytes=shown.peak_bytes,
-    )
+    ).seen(match.candidate)
 
 
 def _words(rows: tuple[Row, ...], ranks: int, best: Choice | None) -> str:
@@ -131,7 +196,9 @@ def _words(rows: tuple[Row, ...], ranks: int, best: Choice | None) -> str:
         for row in rows
     )
     if best is None:
-        is_settled = all(row.verdict in NOT_FASTER for row in rows)
+        if not any(row.comparison for row in rows):
+            return f"on one device: no way to spread it over {ranks} gave a measurement: {shown}"
+        is_settled = len(rows) == len(WAYS) and all(row.verdict in NOT_FASTER for row in rows)
         what = "is faster" if is_settled else "was shown to be faster"
         return f"stay on one device: no way to spread this training over {ranks} {what}: {shown}"
     pair = next(row.comparison for row in rows if row.choice == best)

@@ -37,6 +37,16 @@ class Measured:
     """Of the whole recipe with the unchanged script: first and last row are as far apart."""
     left_s: Callable[[], float]
 
+    @property
+    def before_per_s(self) -> float:
+        """The unchanged script's samples a second, 0 where no one knows.
+
+        Not the first run's: the proof is of runs in turn, and the report has one ratio.
+        """
+        if self.final is None or self.confirmation is None:
+            return 0.0
+        return self.final.samples_per_s / self.confirmation.ratio
+
 
 def measure_stages(known: Measured) -> Asking[tuple[StagedRow, ...]]:
     """Return the rows of the table, the unchanged script first; none without a proven recipe.
@@ -47,9 +57,8 @@ def measure_stages(known: Measured) -> Asking[tuple[StagedRow, ...]]:
     added = [x for x in known.recipe.choices if x not in known.floor.choices]
     if not added or known.final is None or known.confirmation is None:
         return ()
-    # Not the first run's rate: the proof is of runs in turn, and the report has one ratio.
-    before_per_s = known.final.samples_per_s / known.confirmation.ratio
-    stages = [replace(staged_row(known.baseline, "pairs"), samples_per_s=before_per_s or None)]
+    first = staged_row(known.baseline, "pairs")
+    stages = [replace(first, samples_per_s=known.before_per_s or None)]
     recipes = [
         replace(known.recipe, choices=tuple(x for x in known.recipe.choices if x not in added[n:]))
         for n in range(1, len(added))
@@ -113,17 +122,16 @@ def _alone(
     pair = known.confirmation if len(added) == 1 else _pair_alone(known, choice)
     if pair is not None and pair.source == "pairs":
         return replace(stage, alone=pair.ratio, alone_source=pair.source)
-    if choice == added[0] and stage.samples_per_s and known.baseline.samples_per_s:
+    if choice == added[0] and stage.samples_per_s and known.before_per_s:
         # The first step of the recipe is the technique alone.
-        return replace(
-            stage,
-            alone=stage.samples_per_s / known.baseline.samples_per_s,
-            alone_source=stage.source,
-        )
+        alone = stage.samples_per_s / known.before_per_s
+        return replace(stage, alone=alone, alone_source=stage.source)
     profile = (yield from _timed(known, known.floor.plus(choice))) if may_run else None
     if profile is not None:
-        base_ms = known.baseline.whole_step_ms
-        return replace(stage, alone=base_ms / pace_ms(profile, known.baseline), alone_source="run")
+        alone = known.baseline.whole_step_ms / pace_ms(profile, known.baseline)
+        if known.before_per_s and known.baseline.samples_per_s:
+            alone *= known.baseline.samples_per_s / known.before_per_s
+        return replace(stage, alone=alone, alone_source="run")
     if pair is not None:
         return replace(stage, alone=pair.ratio, alone_source=pair.source)
     return stage

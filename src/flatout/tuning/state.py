@@ -138,7 +138,8 @@ class TuningState:
     @property
     def is_first_look(self) -> bool:
         """Whether nothing was tried yet and a look at one technique fits in, if not its proof."""
-        return not self.rows and self.budget.left_s > FIRST_PAIRS * self.trial_s
+        is_first = not any(row.stage == "add" for row in self.rows)
+        return is_first and self.budget.left_s > FIRST_PAIRS * self.trial_s
 
     def has_time(self, *, for_candidates: float = 1.0) -> bool:
         """Return whether so many more candidates fit in before the confirmation."""
@@ -162,7 +163,7 @@ class TuningState:
             if self.reserve_s:
                 return self.budget.left_s > self.reserve_s + pair_s
             if pairs < Rule().min_pairs_without_prior:
-                return self.budget.left_s > 0
+                return self.budget.left_s + beyond_s > 0
             guard_s = FIRST_GUARD_TRIALS * self.history.guard_cost_s(default=one)
             return self.budget.left_s + beyond_s > guard_s + pair_s
 

@@ -5,6 +5,7 @@ check that they are for. The policy decides from these records alone, so replayi
 a resumed tuning to where it was, unless it has time for another way now.
 """
 
+import contextlib
 import errno
 import json
 import math
@@ -12,7 +13,7 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,8 @@ import psutil
 
 from flatout.agent.switching import SCREEN_LOG
 from flatout.analysis import disturbance
+from flatout.launch.folder_lock import FolderBusyError, hold_folder
+from flatout.launch.trial_process import scratch_root
 from flatout.records.errors import UserError
 from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_bytes
 from flatout.records.machine import Machine
@@ -137,11 +140,8 @@ class TrialRunner:
         else:
             asked = self._options_of(experiment)
             self.num_runs += 1
-            num_ranks = experiment.recipe.num_ranks
-            workload = self.workload
-            if num_ranks > 1:
-                workload = replace(workload, ranks=num_ranks)
-            trial = self.runner(workload, experiment.recipe, self.machine, asked)
+            recipe = experiment.recipe
+            trial = self.runner(self.workload.under(recipe), recipe, self.machine, asked)
             if trial.outcome in KILLED and self.cache is not None:
                 # One that was killed while it compiled leaves half a library, for the next to load.
                 shutil.rmtree(self.cache, ignore_errors=True)
@@ -253,16 +253,25 @@ def wait_for_quiet(most_s: float) -> None:
             return
 
 
-def make_out(out: Path) -> None:
-    """Make the folder for the journal and the reports.
+@contextlib.contextmanager
+def held_out(out: Path) -> Iterator[None]:
+    """Make the folder for the journal and the reports, and keep other tunings out of it.
 
     Raises:
-        UserError: if it cannot be made.
+        UserError: if it cannot be made, or another tuning writes there.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(hold_folder(out, scratch_root()))
+        except FolderBusyError:
+            raise UserError(
+                f"another tuning writes to {out}: wait for its end, or choose another --out"
+            ) from None
+        yield
 
 
 def open_journal(

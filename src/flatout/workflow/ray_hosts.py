@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,12 @@ def run_on_ray(
 
 def _reach(address: str) -> None:
     """Fail at once where nothing answers at `host:port`: Ray tries for five minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if "://" in address:
+        raise UserError(
+            f"--ray cannot use Ray Client ({address}): start flatout on a host of the cluster, or "
+            "submit it with `ray job submit`"
+        )
+    host, _, port = address.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=REACH_S).close()
 
@@ -105,12 +111,19 @@ def _train_on(
 
     words = list(command)
     if hosts > 1:
-        first = ray.get(on(_free_endpoint, 0).remote())
+        try:
+            first = ray.get(on(_free_endpoint, 0).remote())
+        except ray.exceptions.RayError as error:
+            # Ray's own text has the remote process's stack; its last line is what went wrong.
+            why = str(error).strip().splitlines()[-1]
+            raise UserError(
+                f"--ray: flatout does not run on a host of the cluster: {why}"
+            ) from None
         words[1:1] = ["--hosts", str(hosts), "--rendezvous", first]
     followed = [
         _Followed(
             ray,
-            f"host {number} of {hosts}",
+            f"host {number + 1} of {hosts}",
             on(_train, number, num_returns="streaming").remote(
                 words, str(Path.cwd()), is_first=number == 0
             ),
@@ -126,15 +139,20 @@ def _train_on(
                 one.thread.join(POLL_S)
             waiting = [one for one in waiting if one.thread.is_alive()]
             code = next((one.code for one in followed if one not in waiting and one.code), 0)
-        for one in waiting:  # torchrun tells the other hosts; one that does not hear is ended
-            one.thread.join(END_S)
+        _wait(waiting, END_S)  # torchrun tells the other hosts; one that does not hear is ended
     finally:
         for one in waiting:
             if one.thread.is_alive():
                 ray.cancel(one.training)
-        for one in waiting:
-            one.thread.join(2 * END_S)
+        _wait(waiting, 2 * END_S)
     return code
+
+
+def _wait(hosts: Sequence["_Followed"], most_s: float) -> None:
+    """Wait for all of them together, so long at most."""
+    ends_at = time.monotonic() + most_s
+    for one in hosts:
+        one.thread.join(max(0.0, ends_at - time.monotonic()))
 
 
 class _Followed:

@@ -25,6 +25,7 @@ from flatout.launch.trial_process import (
     armed_environment,
     clean_up_stale_trials,
     command_of,
+    compile_cache,
     find_noted,
     scratch_root,
 )
@@ -374,9 +375,7 @@ def with_compile_cache(environment: "Mapping[str, str]", workload: Workload) -> 
 
     So a run starts warm after a tuning, and the next run after this one.
     """
-    cache = scratch_root() / "compiled" / workload.name
-    cache.mkdir(parents=True, exist_ok=True)
-    return {"TORCHINDUCTOR_CACHE_DIR": str(cache), **environment}
+    return {"TORCHINDUCTOR_CACHE_DIR": str(compile_cache(workload)), **environment}
 
 
 def _spec(recipe: Recipe, folder: Path, options: RunOptions) -> TrialSpec:

@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flatout.hardware.machine import read_machine
-from flatout.launch.folder_lock import FolderBusyError, hold_folder
-from flatout.launch.trial_process import clean_up_stale_trials, scratch_root
+from flatout.launch.trial_process import clean_up_stale_trials, compile_cache
 from flatout.records import catalogue
 from flatout.records.ablation import LossCheck, Method, Survey, SurveyRow, Verdict, methods
-from flatout.records.errors import UserError
 from flatout.records.live import Tell
 from flatout.records.machine import Machine
 from flatout.records.messages import words
@@ -32,7 +30,7 @@ from flatout.tuning.state import progress
 from flatout.tuning.trial_runner import (
     Runner,
     TrialRunner,
-    make_out,
+    held_out,
     open_journal,
     wait_for_quiet,
 )
@@ -71,27 +69,19 @@ def survey(
     """
     clean_up_stale_trials()
     machine = machine or read_machine(torch=False)
-    make_out(options.out)
-    try:
-        with hold_folder(options.out, scratch_root()):
-            return _survey(workload, options, tell, machine)
-    except FolderBusyError:
-        raise UserError(
-            f"another tuning writes to {options.out}: wait for its end, or choose another --out"
-        ) from None
+    with held_out(options.out):
+        return _survey(workload, options, tell, machine)
 
 
 def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Machine) -> Survey:
     budget = Budget(total_s=options.budget_s)
     open_journal(options.out, {"survey": workload.command_line}, resume=False)
-    cache = scratch_root() / "compiled" / workload.name
-    cache.mkdir(parents=True, exist_ok=True)
     runner = TrialRunner(
         workload=workload,
         machine=machine,
         out=options.out,
         limit_s=max(120.0, options.budget_s),
-        cache=cache,
+        cache=compile_cache(workload),
         accepts_load=options.accepts_load,
         budget=budget,
         clock=options.clock,

@@ -5,9 +5,10 @@ policy asks for, and makes the ablation of where it ended.
 """
 
 import contextlib
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ from typing import Any
 from flatout import rules
 from flatout.data.format import STORES
 from flatout.hardware.machine import read_machine
-from flatout.launch.folder_lock import FolderBusyError, hold_folder
-from flatout.launch.trial_process import clean_up_stale_trials, scratch_root
+from flatout.launch.trial_process import clean_up_stale_trials, compile_cache
 from flatout.records.ablation import Ablation
 from flatout.records.errors import UserError, unknown
 from flatout.records.json_records import to_plain
@@ -24,6 +24,7 @@ from flatout.records.live import Progress
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
+from flatout.records.statistics import Rule
 from flatout.records.technique import Numerics
 from flatout.records.trial import Trial, Workload
 from flatout.records.units import format_duration
@@ -46,7 +47,7 @@ from flatout.tuning.trial_runner import (
     JOURNAL,
     Runner,
     TrialRunner,
-    make_out,
+    held_out,
     open_journal,
     wait_for_quiet,
 )
@@ -116,16 +117,15 @@ def tune(
         begun, recorded = open_journal(options.out, header, resume=options.resume)
         # A resumed tuning orders by what was known when it began, or it would ask for other trials
         # than those that it recorded.
-        task = replace(task, earlier=begun.get("task", {}).get("earlier", {}))
-        cache = scratch_root() / "compiled" / workload.name
-        cache.mkdir(parents=True, exist_ok=True)
+        task = _as_begun(task, begun.get("task", {}))
+        cache = compile_cache(workload)
         runner = TrialRunner(
             workload=workload,
             machine=machine,
             out=options.out,
             limit_s=max(120.0, options.budget_s),
             cache=cache,
-            was_compiled=any(cache.iterdir()),
+            was_compiled=not options.resume and any(cache.iterdir()),
             wait=options.wait,
             clock=options.clock,
             runner=options.runner,
@@ -258,6 +258,32 @@ def _task_of(machine: Machine, options: TuneOptions) -> TuningTask:
     )
 
 
+def _as_begun(task: TuningTask, begun: Mapping[str, Any]) -> TuningTask:
+    """Return the task of a tuning that goes on, with what it was asked for at its beginning.
+
+    What this call asks for itself stays; the report says no more than `tune --resume`.
+    """
+    defaults = TuningTask(machine=task.machine)
+    given: dict[str, Callable[[Any], Any]] = {
+        "numerics": Numerics,
+        "only": tuple,
+        "skip": tuple,
+        "accepts_load": bool,
+        "ranks": int,
+    }
+    try:
+        kept = {
+            name: kind(begun[name])
+            for name, kind in given.items()
+            if name in begun and getattr(task, name) == getattr(defaults, name)
+        }
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"the journal's header cannot be read: {error}; run tune without --resume"
+        ) from None
+    return replace(task, **kept, earlier=begun.get("earlier", {}))
+
+
 @contextlib.contextmanager
 def _held(options: TuneOptions) -> Iterator[None]:
     """Keep other tunings out of the out folder; leave none behind where nothing was measured.
@@ -266,9 +292,8 @@ def _held(options: TuneOptions) -> Iterator[None]:
     """
     out, stores = options.out, os.environ.get(STORES)
     missing = [path for path in (out, *out.parents) if not path.exists()]
-    make_out(out)
     try:
-        with hold_folder(out, scratch_root()):
+        with held_out(out):
             yield
     except UserError as error:
         if isinstance(error, BaselineFailedError) and not options.resume:
@@ -277,10 +302,6 @@ def _held(options: TuneOptions) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 made.rmdir()  # unless it holds trials
         raise
-    except FolderBusyError:
-        raise UserError(
-            f"another tuning writes to {out}: wait for its end, or choose another --out"
-        ) from None
     finally:
         os.environ.pop(STORES, None)
         if stores is not None:
@@ -309,9 +330,10 @@ def _header(workload: Workload, machine: Machine) -> dict[str, Any]:
 def _ablation(tuned: Tuned, runner: TrialRunner) -> Ablation:
     state, baseline, proof = tuned.state, tuned.baseline, tuned.proof
     history = state.history
-    pairs = [x for row in state.rows if (x := row.comparison) and x.source == "pairs"]
-    if proof.confirmation:
-        pairs.append(proof.confirmation)
+    own = [row.comparison for row in state.rows if row.stage != "spread"]
+    pairs = [x for x in (*own, proof.confirmation) if x and x.source == "pairs"]
+    # Fewer pairs than that do not know the noise.
+    known = [x.resolution for x in pairs if x.n >= Rule().min_pairs_without_prior]
     recipe = state.recipe
     about: dict[str, Any] = {
         "script": runner.workload.command_line,
@@ -347,7 +369,7 @@ def _ablation(tuned: Tuned, runner: TrialRunner) -> Ablation:
         final_check=proof.check,
         feeding=proof.feeding,
         aa_check=history.aa_check,
-        resolution=max((pair.resolution for pair in pairs), default=1.0),
+        resolution=max(known, default=math.inf if pairs else 1.0),
         foreign_shares=tuple(history.foreign_shares),
         cost_s=state.budget.elapsed_s + runner.replayed_s,
         stopped=state.stopped,

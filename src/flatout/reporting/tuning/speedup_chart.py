@@ -133,7 +133,7 @@ def _promise(ablation: Ablation) -> str:
     A technique may have come in with others, and one that was kept may have been left out again.
     Of a recipe that was given up, nothing is left but what was kept on the way.
     """
-    added = [row for row in ablation.rows if row.stage == "add"]
+    added = [row for row in ablation.rows if row.stage in {"add", "spread"}]
     names = {row.choice.technique for row in added if row.verdict in KEPT}
     if _is_confirmed(ablation):
         names = set(ablation.recipe.names)

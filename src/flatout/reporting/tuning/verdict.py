@@ -39,7 +39,14 @@ from flatout.reporting.profile.sentences import (
     times,
 )
 
-STOPPED = ("budget", "busy budget", "interrupted", "machine busy", "baseline failed")
+STOPPED = (
+    "budget",
+    "busy budget",
+    "interrupted",
+    "machine busy",
+    "baseline failed",
+    "recipe failed",
+)
 """Why a tuning ended early."""
 
 FEWEST_PREDICTIONS = 2
@@ -73,18 +80,43 @@ def headline(ablation: Ablation) -> Sentence:
     if not ablation.recipe.choices:
         return _nothing_kept(ablation)
     if ablation.needed and len(ablation.needed) == len(ablation.recipe.choices):
-        is_of_workers = ablation.needed[0].split()[0] == setter_of("num_workers")
-        name = "runs_workers" if is_of_workers else "runs_memory"
-        name = "only_spread" if ablation.is_spread else name
-        return words(f"tuning.{name}", needed=tuple(ablation.needed))
-    kept = words(
-        "tuning.kept", n=str(len(ablation.recipe.choices)), tried=str(len(_tried(ablation)))
-    )
+        return _only_needed(ablation)
+    kept = _kept(ablation)
     if pair is None:
         return words("tuning.unconfirmed", kept=kept, why=stop_reason(ablation))
     if pair.covers_one or pair.ratio < 1:
         return words("tuning.not_faster", kept=kept, gain=gain(pair))
     return words("tuning.faster", gain=gain(pair), kept=kept, training=_training(ablation))
+
+
+def _only_needed(ablation: Ablation) -> Sentence:
+    """Return the answer where nothing was kept but what the baseline has."""
+    needed = _needed(ablation)
+    if ablation.is_spread and ablation.stopped in STOPPED:
+        return words("tuning.spread_so_far", needed=needed, why=stop_reason(ablation))
+    if ablation.is_spread:
+        return words("tuning.only_spread", needed=needed)
+    is_of_workers = ablation.needed[0].split()[0] == setter_of("num_workers")
+    return words(f"tuning.runs_{'workers' if is_of_workers else 'memory'}", needed=needed)
+
+
+def _kept(ablation: Ablation) -> Sentence:
+    """Return how many techniques were kept of those tried, not counting what the baseline has."""
+    needed = {label.split()[0] for label in ablation.needed}
+    own = {choice.technique for choice in ablation.recipe.choices} - needed
+    tried = _tried(ablation) - needed
+    kept = words("tuning.kept", n=str(len(own)), tried=str(len(tried)))
+    return words("tuning.kept_on", kept=kept, needed=_needed(ablation)) if needed else kept
+
+
+def _needed(ablation: Ablation) -> Text:
+    """Return what the baseline has, with its gain where that is the way it is spread."""
+    spread = [row for row in ablation.rows if row.stage == "spread" and row.comparison]
+    gains = {row.choice.label: gain(row.comparison) for row in spread if row.comparison}
+    return tuple(
+        words("tuning.with_gain", what=label, gain=gains[label]) if label in gains else label
+        for label in ablation.needed
+    )
 
 
 def where(ablation: Ablation) -> Sentence:
@@ -155,9 +187,12 @@ def reasons(ablation: Ablation) -> Iterator[Sentence]:
         if row.stage == "drop":
             yield _left_out(row)
     yield from limits(ablation)
-    if any(row.comparison for row in ablation.rows):
+    sources = {row.comparison.source for row in ablation.rows if row.comparison}
+    if "pairs" in sources:
         yield _resolution(ablation.resolution)
         yield words("tuning.how")
+    if "screen" in sources:
+        yield words("tuning.how_screened")
     if ablation.final_check or any(row.loss_check.passed for row in ablation.rows):
         yield words("tuning.short_checks")
     yield from notes(ablation)

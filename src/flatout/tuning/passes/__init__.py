@@ -58,7 +58,8 @@ class PassRunner:
         self.tell(what)
         left_s = max(self.left_s, 1.0)
         base = TrialOptions(limit_s=left_s, hang_s=left_s, probes=probes)
-        trial = run_trial(self.workload, self.recipe, self.machine, replace(base, **options))
+        workload = self.workload.under(self.recipe)
+        trial = run_trial(workload, self.recipe, self.machine, replace(base, **options))
         self.last_wall_s = trial.wall_s
         return trial
 
