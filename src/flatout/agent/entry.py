@@ -1,7 +1,4 @@
-"""What a child process does once torch is imported.
-
-Hook points, recipe, recorders, put together.
-"""
+"""Put hook points, recipe and recorders together once the script's process imports torch."""
 
 import atexit
 import contextlib

@@ -1,8 +1,7 @@
-"""Notes of a training process in the trial's folder: they tell it where no result is written.
+"""Names of the session's events, and small messages between parts of the script's process.
 
-What a training process did, as small records that hook points fill and recorders read.
-
-Steps made inside backward: who wants to see a gradient before it is used up and gone.
+`listen` and `tell` are for steps made inside backward: who wants to see a gradient before it is
+used up. `leave_note` tells the trial's folder what no result says.
 """
 
 import contextlib

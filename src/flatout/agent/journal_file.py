@@ -1,15 +1,9 @@
 """The file of a trial's journal, its copies alongside the originals, and the paths a call means.
 
-The whole journal is in the trial's folder, in the cache. What may hide an original is written
-once more into the original's own folder: there it is found when the cache is gone, as after the
-end of a container, and `flatout restore` needs nothing else.
-
-Only these entries wait for the disk, once each: without them no one would know which name an
-original had. A lost note of a new file costs nothing but that the file stays, and a script may make
-thousands.
-
-Two trials that run at the same time change different files: each claims a path, with all below it,
-before its first change there, and ends instead where another one has claimed it.
+`JournalWriter` writes them in the script's process. The whole journal is in the trial's folder, in
+the cache. What may hide an original is written once more into the original's own folder: there it
+is found when the cache is gone, as after the end of a container, and `flatout restore` needs
+nothing else (`copies_in`). `resolve` gives the paths.
 """
 
 import contextlib
@@ -75,7 +69,11 @@ def clock_offset_s() -> float:
 
 
 class JournalWriter:
-    """Appends entries; forked children share its files, others open the same ones."""
+    """Appends entries; forked children share its files, others open the same ones.
+
+    Two trials that run at the same time change different files: each claims a path, with all below
+    it, before its first change there, and ends instead where another one has claimed it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,6 +99,10 @@ class JournalWriter:
 
     def note_original(self, kind: str, path: str, other: str, number: float = 0) -> None:
         """Write an entry on an original, and wait until it is on the disk.
+
+        Only these entries wait for the disk, once each: without them no one would know which name
+        an original had. A lost note of a new file costs nothing but that the file stays, and a
+        script may make thousands.
 
         Raises:
             UnrecordedError: if it cannot be, or another trial is at work in that folder.

@@ -1,13 +1,8 @@
 """Let a live optimizer become one of another class: the same object, groups and parameters.
 
-Scripts hold on to their optimizer, and so do their schedulers: it cannot be replaced, only changed.
-
-Who needs an optimizer's steps whole, and which optimizers make theirs in parts.
-
-A technique that acts before or after a step (other rates, other weights, part of the parameters)
-does nothing where another one updates each parameter in backward: by the time of the step all is
-done. Whichever comes second is refused, so that a recipe never says of a technique what it did
-not do.
+Scripts hold on to their optimizer, and so do their schedulers: it cannot be replaced, only changed
+(`find_obstacle`, `become`). `need`, `part` and their kin note who needs an optimizer's steps whole,
+and which optimizers make theirs in parts.
 """
 
 import functools
@@ -85,7 +80,13 @@ def _parameters(optimizer: Any) -> list[torch.Tensor]:
 
 
 def part(optimizer: Any) -> None:
-    """Note that an optimizer makes its steps in parts from now on."""
+    """Note that an optimizer makes its steps in parts from now on.
+
+    A technique that acts before or after a step (other rates, other weights, part of the
+    parameters) does nothing where another one updates each parameter in backward: by the time of
+    the step all is done. Whichever comes second is refused, so that a recipe never says of a
+    technique what it did not do.
+    """
     _PARTED.add(optimizer)
 
 

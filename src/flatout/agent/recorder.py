@@ -1,12 +1,7 @@
 """The child's side of a measurement: decide when there are enough steps, write one JSON, stop.
 
-What listening costs, estimated: the wrappers' own time, taken in the process that used them.
-
-The steps of a training that runs: each is put together once, however often one looks at them.
-
-How many steps a running training has made, as its recorder asks while it runs.
-
-What a training process ran on, asked in the process itself when it ends.
+`Recorder` does it. `StepsSoFar` and `MadeSteps` keep its steps, `listening_cost_s` estimates what
+listening costs, `device_seen` and `environment_facts` say what it ran on.
 """
 
 import atexit
@@ -56,7 +51,8 @@ def listening_cost_s(session: Session) -> float:
     """Return the seconds per training step that the hook points' own code takes in a tight loop.
 
     Each change of phase goes through one wrapper: an identity check, two clock readings and an
-    event. That is timed on a spare clock and multiplied by the changes counted in the run.
+    event. That is timed on a spare clock, in the process that used the wrappers, and multiplied by
+    the changes counted in the run.
     """
     segments = max(1, len(session.segments))
     spare = Clock()

@@ -1,7 +1,4 @@
-"""The session of one training process.
-
-Hook points fire events here, techniques transform values here.
-"""
+"""The session of one training process: hook points fire events, techniques transform values."""
 
 import functools
 import mmap

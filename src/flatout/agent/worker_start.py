@@ -1,12 +1,9 @@
-"""Choose how worker processes start that a technique brings in, with the reason in words.
-
-How a loader's workers are started, and what lives in the training process at that moment.
-
-What decides how the workers of a loader can start: facts of the running training process.
+"""Choose how the worker processes of a loader start, with the reason in words.
 
 A forked worker is a copy of this process. A fresh one (spawn, forkserver) gets the data set, the
-collation and the start function pickled, and runs the script's module again without being its
-main module.
+collation and the start function pickled, and runs the script's module again without being its main
+module. `start_facts` looks at the running training process, `choose_start` decides for workers that
+a technique brings in, `note_start` notes how any loader's start.
 """
 
 import ast

@@ -1,9 +1,6 @@
-"""From what the pipeline's probe saw to a `Pipeline`. Pure; runs in the parent.
+"""From what the journey's and the pipeline's probes saw to a `Journey` and a `Pipeline`.
 
-From what the journey's probe saw to a `Journey`. Pure; runs in the parent.
-
-The legs of the training thread are the profile's phases, each split by the shares that were taken
-out of it on the host: so they add up to the step whatever clock the phases are from.
+Pure; runs in the parent: `journey_of`, `pipeline_of`.
 """
 
 import errno
@@ -106,7 +103,11 @@ def _add_row(
 def training_legs(
     rows: Sequence[Mapping[Key, float]], period: int, profile: Profile
 ) -> tuple[Leg, ...]:
-    """Return the legs of the training thread: they add up to the step."""
+    """Return the legs of the training thread: they add up to the step.
+
+    They do so whatever clock the phases are from: the legs are the profile's phases, each split by
+    the shares that were taken out of it on the host.
+    """
     legs: dict[str, float] = defaultdict(float)
     is_traced = profile.phases_ms["h2d"] > 0
     has_workers = any(loader.workers for loader in profile.training_loaders)

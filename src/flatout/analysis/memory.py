@@ -1,6 +1,6 @@
-"""From counted waits to the report's sync points. Pure; runs in the parent.
+"""From the memory probe's books and counted waits to the report. Pure; runs in the parent.
 
-From the books of the observed steps to the report's memory story. Pure; runs in the parent.
+`memory_story` says what grew, `sync_points` which lines wait.
 """
 
 import statistics

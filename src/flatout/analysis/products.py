@@ -1,10 +1,7 @@
-"""From the calls that the products' probe wrote down to the distinct products of a step. Pure.
+"""The distinct matrix products of a step, and how well their sizes suit a GPU. Pure numbers.
 
-How well a product's sizes suit a GPU: whole tiles, whole waves, aligned rows. Pure numbers.
-
-Sources: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantization,
-alignment of 16 bytes for tensor cores); S. Bekman, "Machine Learning Engineering", chapter on
-performance (the staircase of a growing dimension).
+`seen_products` takes them from the calls that the products' probe wrote down. `tile_share`,
+`wave_share` and `aligned_bytes` ask for whole tiles, whole waves, aligned rows.
 """
 
 import math
@@ -38,6 +35,10 @@ def tile_for(m: int, n: int) -> tuple[int, int]:
 
 def tile_share(m: int, n: int, tile: tuple[int, int] | None = None) -> float:
     """Return which part of the tiles that cover the result is the result.
+
+    Sources of this, `wave_share` and `aligned_bytes`: NVIDIA, "Matrix Multiplication Background
+    User's Guide" (tile and wave quantization, alignment of 16 bytes for tensor cores); S. Bekman,
+    "Machine Learning Engineering", chapter on performance (the staircase of a growing dimension).
 
     >>> tile_share(256, 256), round(tile_share(257, 256), 3)
     (1.0, 0.669)

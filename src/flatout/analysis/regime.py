@@ -1,9 +1,7 @@
-"""What bounds the step, and what a technique could give at most. Pure: a profile in, words out.
+"""What bounds the step, and what a technique could give at most. Pure; runs in the parent.
 
 A technique that acts on six percent of the step gives 1.06x at most (Amdahl's law), however good it
-is.
-
-From what the ceilings' passes saw to numbers. Pure; runs in the parent.
+is (`best_case`). `flops_of_step` and `drained_per_s` read the ceilings' passes.
 """
 
 import re

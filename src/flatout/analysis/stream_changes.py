@@ -1,8 +1,7 @@
 """What a memory technique would change in a traced stream: stated models.
 
-They stand in for a trace where a technique cannot be traced. Each function says what it assumes.
-
-Where in a stream a block's forward runs, when its backward wants it, and what the loss holds.
+They stand in for a trace where a technique cannot be traced; each function says what it assumes.
+`regions_of` and `loss_indices` find blocks and losses in a stream.
 """
 
 import re
@@ -30,7 +29,10 @@ SOFTMAX = "_log_softmax"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRegion:
-    """One forward of one block."""
+    """One forward of one block.
+
+    Where it runs in a stream, and when its backward wants what it made.
+    """
 
     block: str
     inner: tuple[int, ...]

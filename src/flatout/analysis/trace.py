@@ -1,8 +1,7 @@
 """From the events of a Chrome trace to a summary. Pure; times in the events are microseconds.
 
-The device's part has been checked on made-up events only: not measured on a GPU yet.
-
-Arithmetic with spans of time on one line. Pure.
+The device's part has been checked on made-up events only: not measured on a GPU yet. `merged` and
+`without` compute with spans of time.
 """
 
 from bisect import bisect_right

@@ -1,7 +1,4 @@
-"""The command `measure`.
-
-What `measure` does around measuring: tell what runs, print the report, write the files.
-"""
+"""The command `measure`: tell what runs, print the report, write the files."""
 
 import sys
 from collections.abc import Callable, Iterator

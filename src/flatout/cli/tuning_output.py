@@ -1,6 +1,6 @@
 """What `tune` and `demo` share: tune with a display, show the table, write the reports.
 
-What is shown while a tuning works: a live bar on a terminal, plain lines elsewhere.
+`display` is a live bar on a terminal, plain lines elsewhere.
 """
 
 import os

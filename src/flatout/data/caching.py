@@ -1,16 +1,7 @@
-"""A data set whose samples are made once: the store is in front of `__getitem__`.
+"""Keep the samples of a script's data set in memory, so that each is made once.
 
-The result is of a class derived from the data set's own and shares its attributes, so that a
-script which asks `loader.dataset` anything finds what it knows. Once the script changes the data
-set, the store is left alone and the samples are the data set's own.
-
-How much host memory is free for this process, its container and its siblings considered.
-
-A store of byte strings by number, shared by forked processes and gone with the last of them.
-
-It is in anonymous memory: a file without a name, so that nothing is left behind however its
-processes end, kill -9 included, and neither /dev/shm nor a disk has to have room. Nothing is ever
-evicted: what fits stays, the rest is made again each time.
+`cached` puts a store in front of `__getitem__`; `ByteStore` is that store, shared by the loader's
+forked workers. `free_memory_bytes` says how large it may get, and `fill` makes samples ahead.
 """
 
 import fcntl
@@ -53,6 +44,8 @@ def free_memory_bytes(root: Path = ROOT) -> int:
     """Return what could be allocated now without swapping, on the host and in every group above.
 
     Page cache counts as free: the kernel gives it back.
+
+    The groups are those of this process's container, in which its siblings count, too.
     """
     return max(0, min([_host_available(root), *_group_rooms(root)]))
 
@@ -102,7 +95,13 @@ DESCRIPTORS = Path("/proc/self/fd")
 
 
 class ByteStore:
-    """Byte strings by key, a number from 1 to 2**64 - 1."""
+    """Byte strings by key, a number from 1 to 2**64 - 1.
+
+    Forked processes share it, and it is gone with the last of them. It is in anonymous memory: a
+    file without a name, so that nothing is left behind however its processes end, kill -9 included,
+    and neither /dev/shm nor a disk has to have room. Nothing is ever evicted: what fits stays, the
+    rest is made again each time.
+    """
 
     def __init__(self, *, slots: int, budget_bytes: int) -> None:
         if slots < 1 or budget_bytes < 1:
@@ -252,6 +251,10 @@ WATCH = "_flatout_watch"
 
 def cached(dataset: Any, store: ByteStore, watch: ChangeWatch | None = None) -> Any:
     """Return a data set that keeps its samples in the store, else the same.
+
+    The result is of a class derived from the data set's own and shares its attributes, so that a
+    script which asks `loader.dataset` anything finds what it knows. Once the script changes the
+    data set, the store is left alone and the samples are the data set's own.
 
     Args:
         dataset: what makes the samples.

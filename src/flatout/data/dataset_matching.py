@@ -1,18 +1,9 @@
-"""Find the packed store that a data set reads from, and how the data set numbers its samples.
+"""Put a packed store under a script's data set, after comparing samples of both.
 
-Scripts wrap what `flatout.data.open` gives in a data set of their own, for labels, crops or
-features. Such a wrapper is looked through only if it asks the store for sample i, and for nothing
-else, whenever it is asked for sample i itself.
-
-Let a data set that opens its images with Pillow find them in a packed store instead.
-
-`Image.open(path)`, and `Image.open(file)` for an open file, give the store's image where the path
-is below the folder that was packed. Everything else of the data set stays as it is.
-
-Put a packed store under a user's data set, after comparing samples of both.
-
-The result is of a class derived from the data set's own and shares its attributes, so that a
-script which asks `loader.dataset` anything finds what it knows.
+`with_stored_images` gives it the store's images, `with_stored_samples` whole samples; the result is
+of a class derived from the data set's own and shares its attributes, so that a script which asks
+`loader.dataset` anything finds what it knows. `store_behind` finds the packed store that a data set
+reads from already, and how the data set numbers its samples.
 """
 
 import operator
@@ -40,7 +31,12 @@ from flatout.records.errors import NotApplicable
 
 
 class Redirect:
-    """Images of a store by the paths of the files they were packed from."""
+    """Images of a store by the paths of the files they were packed from.
+
+    A data set that opens its images with Pillow finds them in the store: `Image.open(path)`, and
+    `Image.open(file)` for an open file, give the store's image where the path is below the folder
+    that was packed. Everything else of the data set stays as it is.
+    """
 
     def __init__(self, store: PackedStore, root: str) -> None:
         self.store, self.root = store, root
@@ -315,6 +311,10 @@ class Stored:
 
 def store_behind(dataset: Any) -> Stored:
     """Return the store that has each sample of a data set, and how its samples are numbered.
+
+    Scripts wrap what `flatout.data.open` gives in a data set of their own, for labels, crops or
+    features. Such a wrapper is looked through only if it asks the store for sample i, and for
+    nothing else, whenever it is asked for sample i itself.
 
     Raises:
         NotApplicable: if there is no such store, or the data set mixes or renumbers its samples.

@@ -1,8 +1,7 @@
 """The packed format: what is in the folder, and how a record is laid out. See its page in docs.
 
 Everything is little-endian and can be read with NumPy and `json` alone; nothing is pickled.
-
-Samples that cannot be packed, and what is done about them.
+`refuse` says what is done about a bad sample.
 """
 
 import hashlib

@@ -1,17 +1,8 @@
-"""A packed store, open for reading: index and file shards mapped, per process and when needed.
+"""Read a packed store, with its bytes asked for before they are needed.
 
-Ask the kernel for bytes before they are needed: `posix_fadvise(WILLNEED)`, also in a thread.
-
-The advice starts reads that no one waits for; when a worker reads the file its pages are there.
-
-Tell by page faults whether reads of mapped files wait for storage, and ask beforehand while so.
-
-A mapped file is read page by page as it is touched: one request after the other, each of the size
-that the kernel guesses. Asked for together, the records of a batch come in requests of their own
-size, many under way at a time. In the page cache asking costs a tenth of reading and more: so one
-batch in a while is not asked for, and its page faults say how it is.
-
-How much of a store the page cache holds: reads of what is there are not cold.
+`PackedStore` maps index and file shards, per process and when needed. `ask`, `advise`, `Ahead` and
+`looking_ahead` ask the kernel (`posix_fadvise(WILLNEED)`); `ColdReads` does so only while reads
+wait for storage. `resident_share` says how much of a store the page cache holds.
 """
 
 import contextlib
@@ -81,7 +72,10 @@ def asking_files(find_file: Callable[[int], str | None]) -> Ask:
 
 
 class Ahead:
-    """A thread that asks for what samples to come will read."""
+    """A thread that asks for what samples to come will read.
+
+    The advice starts reads that no one waits for; when a worker reads the file its pages are there.
+    """
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -128,7 +122,13 @@ ASKED_BATCHES = 15
 
 
 class ColdReads:
-    """Asks for what a batch needs, as long as batches that are not asked for wait for storage."""
+    """Asks for what a batch needs, as long as batches that are not asked for wait for storage.
+
+    A mapped file is read page by page as it is touched: one request after the other, each of the
+    size that the kernel guesses. Asked for together, the records of a batch come in requests of
+    their own size, many under way at a time. In the page cache asking costs a tenth of reading and
+    more: so one batch in a while is not asked for, and its page faults say how it is.
+    """
 
     def __init__(self) -> None:
         self.left = 0
@@ -157,7 +157,10 @@ MAX_PROBES = 256
 
 
 def resident_share(paths: Sequence[Path]) -> float | None:
-    """Return the share of the files' pages that are in memory; None where it cannot be told."""
+    """Return the share of the files' pages that are in memory; None where it cannot be told.
+
+    Reads of what is there are not cold.
+    """
     sizes = [path.stat().st_size for path in paths]
     total = sum(sizes)
     if not sys.platform.startswith("linux") or not total:

@@ -1,9 +1,8 @@
 """Padding of text batches: cut off where a whole column is padding, or filled with other samples.
 
 A batch is a mapping with an `attention_mask` of samples by tokens; every other tensor that begins
-with the same two dimensions goes with it.
-
-Lengths of samples, and an order in which a batch's samples are about as long as each other.
+with the same two dimensions goes with it (`trimmed`, `packed`). `SimilarLengths` makes batches of
+samples about as long as each other.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,11 +1,8 @@
-"""Bytes to normalised floats, a whole batch at once: what ToTensor and Normalize do per sample.
+"""Where the random crops of a batch are, and their pixels as normalised floats.
 
-Random crops of whole batches: where they lie is a function of seed, epoch and sample alone.
-
-The boxes are drawn as torchvision's `RandomResizedCrop` and `RandomCrop` draw them, for all samples
-of a batch at once and from a counter: nothing of it depends on workers, threads or batches.
-
-JPEGs whose size is known, of which only the part that is cut out is made into pixels.
+`boxes` draws them for a whole batch at once, as a function of seed, epoch and sample alone.
+`undecoded` makes only the part of a JPEG that is cut out into pixels. `normalised` does for a whole
+batch of bytes what ToTensor and Normalize do per sample.
 """
 
 import math
@@ -99,6 +96,9 @@ def _mixed(bits: Any) -> Any:
 
 def boxes(crops: Crops, drawn: Uniforms, heights: Numbers, widths: Numbers) -> Numbers:
     """Return top, left, height, width and whether it is mirrored, a row a sample.
+
+    They are drawn as torchvision's `RandomResizedCrop` and `RandomCrop` draw them, for all samples
+    of a batch at once and from a counter: nothing of it depends on workers, threads or batches.
 
     Raises:
         ValueError: if a window is larger than its picture.

@@ -1,20 +1,8 @@
-"""Batches made by threads of the training process: nothing is sent, pickled or copied.
+"""`flatout.data.open`: a packed store as a plain map-style data set, and its batches.
 
-Right for data sets whose work is done outside of Python's interpreter lock, such as `Cropped` and
-packed samples of one shape: their batches are a few calls into torch and numpy. Samples that Python
-code makes belong in a `DataLoader`'s worker processes.
-
-Memory for batches that is used again once no one refers to it.
-
-A batch of 64 normalised photographs has 38.5 MB: fresh memory of that size is given back to the
-system with each batch and zeroed with the next, which costs as much as filling it.
-
-Many samples of one shape at once: their values copied out of the file shards, field by field.
-
-Where all records of a store are equally long and laid out alike, a field of a sample is a row of a
-matrix that the file already is: a batch is rows picked by number, without a call for each sample.
-
-`flatout.data.open`: a packed store as a plain map-style data set.
+`open_packed` makes a `PackedDataset`. `find_layout` and `gather` copy many samples of one shape out
+of the file shards at once; `Leases` is memory for batches that is used again; `BatchThreads` makes
+batches in threads of the training process.
 """
 
 import functools
@@ -48,7 +36,11 @@ ALIGNMENT = 64
 
 
 class Leases:
-    """Blocks of memory, lent as tensors; a block comes back with the last view of its tensor."""
+    """Blocks of memory, lent as tensors; a block comes back with the last view of its tensor.
+
+    A batch of 64 normalised photographs has 38.5 MB: fresh memory of that size is given back to the
+    system with each batch and zeroed with the next, which costs as much as filling it.
+    """
 
     def __init__(self) -> None:
         self._free: list[Any] = []
@@ -147,7 +139,12 @@ def dtype_of(field: Field) -> "np.dtype[Any]":
 
 
 def gather(store: PackedStore, layout: BatchLayout, places: Places, targets: Sequence[Any]) -> None:
-    """Copy the fields of these samples, one row each, into a contiguous array for each field."""
+    """Copy the fields of these samples, one row each, into a contiguous array for each field.
+
+    Where all records of a store are equally long and laid out alike, a field of a sample is a row
+    of a matrix that the file already is: a batch is rows picked by number, without a call for each
+    sample.
+    """
     if not len(places):
         return
     check_records(store, places)
@@ -460,6 +457,11 @@ AHEAD = 1
 
 class BatchThreads:
     """An iterable of batches, in the order of its batch sampler.
+
+    Nothing is sent, pickled or copied. Right for data sets whose work is done outside of Python's
+    interpreter lock, such as `Cropped` and packed samples of one shape: their batches are a few
+    calls into torch and numpy. Samples that Python code makes belong in a `DataLoader`'s worker
+    processes.
 
         data = flatout.data.cropped(flatout.data.open(path), flatout.data.Crops(side=224))
         order = flatout.data.GlobalOrder(len(data), batch_size=256)

@@ -1,9 +1,7 @@
 """Decoded pictures of one size in memory, on the device where there is one, to be cropped there.
 
-On a GPU the crops, mirrored and normalised, of a whole batch are one indexing operation and one
-product; on a CPU with a compiler one call into C, without one they are taken out one by one.
-
-The pictures of a packed store as tensors: raw pixels where they lie, files decoded.
+`load_pictures` makes `ResidentPictures`; `StoredPictures` gives those of a packed store as tensors:
+raw pixels where they lie, files decoded.
 """
 
 import threading
@@ -161,7 +159,11 @@ PART = 64
 
 
 class ResidentPictures:
-    """Pictures and the fields alongside them, as one tensor each."""
+    """Pictures and the fields alongside them, as one tensor each.
+
+    On a GPU the crops, mirrored and normalised, of a whole batch are one indexing operation and one
+    product; on a CPU with a compiler one call into C, without one they are taken out one by one.
+    """
 
     def __init__(
         self,

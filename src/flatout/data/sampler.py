@@ -1,12 +1,9 @@
 """What a `DataLoader` draws from: a global order in batches and ranks, that can be resumed.
 
-The order of an epoch as a function of seed and epoch, and nothing else.
-
-`permutation` shuffles all samples. `block_permutation` keeps samples that lie side by side in a
-pre-shuffled store together: blocks are shuffled, and so are the samples in a window of many blocks.
-Both sort keys of a counter-based generator (Philox), whose stream NumPy promises to keep.
-
-Augmentation as a function of seed, epoch and sample, for any data set.
+`GlobalOrder` and `BlockSampler` take the order of an epoch from `permutation` or
+`block_permutation`: functions of seed and epoch, and nothing else. Both sort keys of a
+counter-based generator (Philox), whose stream NumPy promises to keep. `sample_seed` and `seeded` do
+the same for augmentation, for any data set.
 """
 
 import os
@@ -47,6 +44,9 @@ def block_permutation(
     """Return every number below `samples` once; blocks shuffled, then samples inside windows.
 
     Only right for a store that is shuffled itself.
+
+    Samples that are side by side in a pre-shuffled store stay together: blocks are shuffled, and so
+    are the samples in a window of many blocks.
 
     Raises:
         ValueError: if the blocks are too large, or the window too small, to mix well.

@@ -1,8 +1,6 @@
 """Values of a sample as payload bytes and back: numbers, texts, bytes, JSON, arrays, images.
 
-Samples as bytes and back: tensors and arrays as they are in memory, the rest pickled.
-
-What comes back is equal bit by bit, writable, and shares no memory with what was stored.
+`payload` and `value` do it for one field; `encode` and `decode` for a whole sample.
 """
 
 import io
@@ -22,6 +20,9 @@ LENGTH = struct.Struct("<Q")
 
 def encode(sample: Any) -> list[bytes | memoryview]:
     """Return the parts that, joined, `decode` makes the sample of.
+
+    Tensors and arrays are taken as they are in memory, the rest is pickled. What comes back is
+    equal bit by bit, writable, and shares no memory with what was stored.
 
     Raises:
         Exception: whatever pickling the user's own objects raises.

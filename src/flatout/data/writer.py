@@ -1,10 +1,7 @@
 """Pack a source: estimate, write the file shards, put the store together.
 
-A pack can be killed at any moment; the same call goes on and ends with the same bytes.
-
-One sample of a source as the record that is stored.
-
-Write one file shard: read, check, encode, hash; a function of the plan and the source alone.
+A pack (`pack`) can be killed at any moment; the same call goes on and ends with the same bytes.
+`encoded_parts` makes the record of one sample.
 """
 
 import dataclasses
@@ -216,7 +213,10 @@ Shape = tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class WriteShard:
-    """The job of a worker."""
+    """Write one file shard in a worker: read, check, encode, hash.
+
+    The shard is a function of the plan and the source alone.
+    """
 
     source: Source
     plan: PackPlan

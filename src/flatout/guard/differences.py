@@ -1,6 +1,6 @@
-"""How far an optimizer's updates are from those of the baseline's optimizer, from two records.
+"""How two guard records differ, as plain numbers.
 
-How two guard records differ, as plain numbers; no limits in here.
+`differences` compares gradients, buffers and losses; `excesses` the optimizers' updates.
 """
 
 import math

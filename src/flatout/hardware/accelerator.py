@@ -1,8 +1,7 @@
-"""Find installed shared libraries that a trial may preload.
+"""The devices that can run a training step, and the torch that is installed.
 
-What the installed torch was built for, read from its files: importing torch takes seconds.
-
-The devices that can run a training step.
+`torch_build` reads torch's files: importing it takes seconds. `find_tcmalloc` finds a library for a
+trial to preload.
 """
 
 import ast

@@ -1,7 +1,7 @@
-"""Return whether a stretch of time was disturbed: run-queue delay, foreign work, stolen time.
+"""Whether a stretch of time was disturbed: run-queue delay, foreign work, stolen time.
 
-Runs inside the training process, so it uses the standard library only and reads a few small files.
-CPU time never decides: threads that wait at a barrier spin, and spinning looks like work.
+Runs inside the training process, too: so it uses the standard library only and reads a few small
+files. CPU time never decides: threads that wait at a barrier spin, and spinning looks like work.
 """
 
 import os

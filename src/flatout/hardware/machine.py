@@ -1,7 +1,4 @@
-"""What the processor is and can do.
-
-Read the machine: one record of everything that techniques, plans and `doctor` ask about.
-"""
+"""Read the machine: one record of everything that techniques, plans and `doctor` ask about."""
 
 import os
 import platform

@@ -1,13 +1,8 @@
 """The counters of one NVIDIA GPU, or of a MIG instance of it, through NVML. Never raises for one.
 
 What NVML calls utilisation is the share of time in which at least one kernel ran: one thread on one
-core of the GPU makes it 100 %. What the multiprocessors do is told by GPM, on Hopper and later.
-Not measured on a GPU yet.
-
-GPU performance monitoring (GPM), on Hopper and later: multiprocessors and tensor cores at work.
-
-GPM gives means between two of its own samples, without a profiler's replay and without slowing the
-kernels down. Not measured on a GPU yet.
+core of the GPU makes it 100 %. What multiprocessors and tensor cores do is told by GPM (`Gpm`), on
+Hopper and later. Not measured on a GPU yet.
 """
 
 import contextlib
@@ -28,6 +23,9 @@ TOO_OLD = "this GPU has no GPM counters; they came with Hopper"
 
 class Gpm:
     """The activity of one GPU, or of an instance of it, between two calls of `read`.
+
+    GPU performance monitoring (GPM) gives means between two of its own samples, without a
+    profiler's replay and without slowing the kernels down. Not measured on a GPU yet.
 
     Args:
         nvml: The driver's library.

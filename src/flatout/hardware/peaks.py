@@ -4,8 +4,6 @@ A data sheet's number is reached by no one; a large square product in the same a
 this machine really does. `python -m flatout.hardware.peaks DEVICE DTYPE THREADS` measures in a
 process of its own and prints JSON; `read_peaks` starts it and keeps what it found. Rates of a CUDA
 device were not measured on a GPU yet.
-
-Measure in a fresh process: torch is not imported here, and no context stays on a device.
 """
 
 import contextlib

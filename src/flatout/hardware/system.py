@@ -1,7 +1,4 @@
-"""How busy cores, memory and disks are between two looks.
-
-What else of the system changes how training runs: compiler, huge pages, open files, disk.
-"""
+"""What of the host changes how training runs: compiler, huge pages, open files, disk, load."""
 
 import os
 import resource
@@ -112,7 +109,10 @@ def _read(descriptor: int, wanted: int) -> tuple[int, float]:
 
 
 class HostMeter:
-    """Reads the host; rates are those since the reading before."""
+    """Reads the host; rates are those since the reading before.
+
+    It says how busy cores, memory and disks are between two looks.
+    """
 
     def __init__(self) -> None:
         self.before_s = time.monotonic()

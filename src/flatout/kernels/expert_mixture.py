@@ -1,9 +1,8 @@
 """Find a mixture of experts that is computed in a loop, and compute it in groups instead.
 
-The loop itself is not read. A mixture with one router has few ways to be computed: each is tried
+`group` does not read the loop. A mixture with one router has few ways to be computed: each is tried
 on the inputs of a real call, and taken where outputs and gradients are those of the loop.
-
-Products of groups of rows, each group with a weight of its own.
+`grouped_linear` is the product.
 """
 
 import inspect

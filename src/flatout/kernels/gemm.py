@@ -3,12 +3,9 @@
     out = activation(alpha * a @ b + beta * c + bias) + residual
 
 cuBLAS does the first part as well as anybody; what it lacks is the rest without another trip
-through memory. On a GPU with Triton this runs as one kernel (`flatout.kernels.gemm_launch`),
-anywhere else as the plain operations of `flatout.kernels.gemm`. It has gradients, and
-torch.compile takes it as one operator. What tiling is about: `docs/tiling.md`. Not measured on a
-GPU yet.
-
-What the kernels must compute, written plainly with torch.
+through memory. On a GPU with Triton `gemm` runs as one kernel (`flatout.kernels.gemm_launch`),
+anywhere else as plain operations (`gemm_reference`). It has gradients, and torch.compile takes it
+as one operator. What tiling is about: `docs/tiling.md`. Not measured on a GPU yet.
 """
 
 import functools

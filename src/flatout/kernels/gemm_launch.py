@@ -1,14 +1,8 @@
 """How the kernels of the product are run: which one, with which tile, over how many programs.
 
-Needs Triton; `flatout.kernels.gemm` decides when it is used. The interpreter of Triton
+Needs Triton; `flatout.kernels.gemm` decides when `run` is used. The interpreter of Triton
 (`TRITON_INTERPRET=1`) runs the same kernels on the CPU, which proves the indexing and nothing about
-speed. Not measured on a GPU yet.
-
-Which tiles a matrix product is worth trying with. Pure numbers: no torch, no Triton.
-
-A tile is the part of the result that one program computes. A large one reads each operand fewer
-times; a small one leaves more tiles to share among the processors. Nothing tells beforehand which
-wins, so a handful that fits is timed.
+speed. `tiles_worth_trying` is pure numbers. Not measured on a GPU yet.
 """
 
 import functools
@@ -73,6 +67,10 @@ def tiles_worth_trying(
     m: int, n: int, element_bytes: int, *, right_sides: int = 1
 ) -> tuple[Tile, ...]:
     """Return the tiles that fit and are not mostly empty.
+
+    A tile is the part of the result that one program computes. A large one reads each operand fewer
+    times; a small one leaves more tiles to share among the processors. Nothing tells beforehand
+    which wins, so a handful that fits is timed.
 
     Args:
         m: Rows of the result.

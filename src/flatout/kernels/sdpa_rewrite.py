@@ -1,12 +1,9 @@
 """Find attention that a module writes out by hand, and let torch's own operator compute it.
 
 A module's `forward` is traced into a graph of its calls. Where the graph holds
-`softmax(q @ k^T * scale + mask) @ v`, those calls become one. The module gets the new forward only
-after both were run on the inputs of a real call, in float64, and gave equal outputs and gradients.
-
-Find `softmax(q @ k^T * scale + mask) @ v` in the graph of a module's forward.
-
-Attention as a formula with masks and factors, computed by torch's fused operator.
+`softmax(q @ k^T * scale + mask) @ v` (`find_pattern`), those calls become one (`attend`). `replace`
+gives the module the new forward only after both were run on the inputs of a real call, in float64,
+and gave equal outputs and gradients.
 """
 
 import inspect

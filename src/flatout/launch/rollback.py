@@ -1,8 +1,7 @@
 """Roll back a trial by its journal, or by the copies of it that are in the user's folders.
 
-Undo one entry of a trial's journal; nothing that the trial did not make is deleted.
-
-Entries are undone latest first, so each finds the folder as it was right after its change.
+`rollback` and `restore` undo entries latest first, so each (`undo`) finds the folder as it was
+right after its change. Nothing that the trial did not make is deleted.
 """
 
 import contextlib

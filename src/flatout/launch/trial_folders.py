@@ -1,8 +1,7 @@
 """The folders of a trial: its own, made with room to end, and the script's, held and listed.
 
-The folders of running jobs: who owns them, and whether that process still lives.
-
-Standard library only: the flatout process announces, and `flatout watch` looks.
+Standard library only. `announce` says who owns a running job, `lives` whether that process still
+does: the flatout process announces, `flatout watch` looks.
 """
 
 import contextlib

@@ -1,10 +1,8 @@
 """A simulation of torch's caching allocator on a device that does not exist here.
 
-It follows c10/cuda/CUDACachingAllocator.cpp: two pools, rounding, best fit, splitting, merging,
-garbage collection, expandable segments, streams, and what happens when the device is full. Private
-pools of CUDA graphs are not simulated.
-
-Blocks of the simulated device memory, and the pools that hold the free ones.
+`CachingAllocator` follows c10/cuda/CUDACachingAllocator.cpp: two pools, rounding, best fit,
+splitting, merging, garbage collection, expandable segments, streams, and what happens when the
+device is full. Private pools of CUDA graphs are not simulated. `Block` and `Pool` are its memory.
 """
 
 from bisect import bisect_left, insort

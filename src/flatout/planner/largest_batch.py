@@ -1,6 +1,6 @@
 """The largest batch that fits, and how to keep the global batch with smaller ones.
 
-From two traces to any batch: every size is a constant plus so much a sample.
+`affine` takes two traces to any batch: sizes are a constant plus so much a sample.
 """
 
 from collections.abc import Callable, Sequence

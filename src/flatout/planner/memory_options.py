@@ -1,6 +1,6 @@
-"""The techniques that a plan considers: what each makes of the stream, and what it costs in time.
+"""Ways to make a step fit, the fastest that fits first (`ladder`).
 
-Ways to make a step fit, the fastest that fits first.
+`candidates` are their techniques: what each makes of the stream, and costs in time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Put a plan together: from a traced stream to components, the peak moment and the ladder.
 
-The classic estimate M = P*D_param + B*A*D_act + O*D_opt, alongside what was traced.
+`formula` is the classic estimate M = P*D_param + B*A*D_act + O*D_opt, next to it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,7 @@
-"""Write a predicted run in the format of torch's memory snapshots, for the viewers that read it.
+"""Play an allocation stream through the simulated allocator: what is reserved, what fits.
 
-https://pytorch.org/memory_viz and `torch/cuda/_memory_viz.py` show it like a recorded one. Times
-are event numbers: a prediction has no clock.
-
-Play an allocation stream through the simulated allocator: what is reserved, what fits.
+`replay` does it; `snapshot_of` and `write_snapshot` give the predicted run in the format of torch's
+memory snapshots.
 """
 
 import pickle
@@ -158,7 +156,11 @@ def snapshot_of(
 
 
 def write_snapshot(snapshot: dict[str, Any], path: Path) -> None:
-    """Write a snapshot as the viewers want it."""
+    """Write a snapshot as the viewers want it.
+
+    https://pytorch.org/memory_viz and `torch/cuda/_memory_viz.py` show it like a recorded one.
+    Times are event numbers: a prediction has no clock.
+    """
     path.write_bytes(pickle.dumps(snapshot, protocol=PROTOCOL))
 
 

@@ -1,11 +1,7 @@
-"""Add to a stream what no tracer sees: the workspaces of cuBLAS, cuDNN and attention kernels.
+"""What a GPU takes alongside the tensors: context, libraries' workspaces, NCCL.
 
-The sizes come from a calibration; those inside attention follow from the tensors alongside them.
-
-What a GPU takes alongside the tensors: context, libraries' workspaces, NCCL. Read from a file.
-
-One JSON file a GPU and torch version is in `calibrations/`; `benchmarks/run_gpu.py` writes them.
-Where there is none, `assumed.json` is taken, and its numbers say so.
+`find_calibration` reads it from a file; `with_workspaces` adds to a stream what no tracer sees: the
+workspaces of cuBLAS, cuDNN and attention kernels.
 """
 
 import re
@@ -56,6 +52,9 @@ def find_calibration(gpu: GpuModel, torch_version: str) -> Calibration:
     """Return what was measured on this GPU with this torch, else what is assumed.
 
     A file of the same GPU with another torch is better than none; it is then tagged assumed.
+
+    One JSON file a GPU and torch version is in `calibrations/`; `benchmarks/run_gpu.py` writes
+    them. Where there is none, `assumed.json` is taken, and its numbers say so.
     """
     assumed = _read(ASSUMED)
     files = [_read(path) for path in sorted(FOLDER.glob("*.json")) if path != ASSUMED]
@@ -147,7 +146,11 @@ FP32_BYTES = 4
 
 
 def with_workspaces(stream: MemoryStream, calibration: Calibration) -> MemoryStream:
-    """Return the stream with workspaces; one of a CPU is taken for that of a GPU."""
+    """Return the stream with workspaces; one of a CPU is taken for that of a GPU.
+
+    The sizes come from a calibration; those inside attention follow from the tensors alongside
+    them.
+    """
     draft = Draft(stream)
     _add_cublas(draft, calibration.cublas_workspace.bytes)
     for first, last in _runs(stream, CONVOLUTION):

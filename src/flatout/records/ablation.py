@@ -1,11 +1,8 @@
-"""A Contrast: two stored results, side by side.
+"""What tunings, comparisons of stored results and surveys find, as records.
 
-How well a training is fed: what it takes, what free data would give, what the cores can make.
-
-An Ablation: trials that differ in one technique each, with verdicts, and its staged table.
-
-A Survey: the methods of the articles on one script, each alone, whether or not it helps. Which
-methods there are and what the article says of each is data: `survey.toml`.
+`Ablation` is a tuning: trials that differ in one technique each, with verdicts, its staged table
+and how well the training is fed (`Feeding`). `Contrast` is two stored results, side by side.
+`Survey` is the methods of the articles on one script.
 """
 
 import functools
@@ -541,7 +538,11 @@ class SurveyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """All methods on one script."""
+    """All methods on one script.
+
+    Each is tried alone, whether or not it helps. Which methods there are and what the article says
+    of each is data: `survey.toml`.
+    """
 
     workload: str
     baseline: Profile

@@ -1,9 +1,4 @@
-"""What is said when memory ran out: where, and what grew. Pure.
-
-The two exceptions that cross layers.
-
-Name the nearest valid word for one that is not known.
-"""
+"""The two exceptions that cross layers, and sentences on unknown words and spent memory."""
 
 import difflib
 import re

@@ -1,6 +1,6 @@
-"""How another Python comes by this flatout: through a folder that is first on its PYTHONPATH.
+"""Files that flatout writes: whole or not at all; and how another Python finds this flatout.
 
-Files that flatout writes: whole or not at all.
+`with_boot` puts its folder first on PYTHONPATH.
 """
 
 import contextlib

@@ -1,10 +1,8 @@
-"""A Check: one thing that `doctor` looked at.
+"""What rules and `doctor` find, as records.
 
-A Finding: one bottleneck, with the numbers that prove it.
-
-A SourcePlace: the line of a script that a finding comes from, and what to write there.
-
-A SourceFinding: what a source rule says about one place of a script, and the edit that fixes it.
+`Finding`: one bottleneck, with the numbers that prove it, and its `SourcePlace`: a line of a
+script, and what to write there. `SourceFinding`: what a source rule says of one place, and the edit
+that fixes it. `Check`: what `doctor` says of one thing.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,7 @@
-"""What a scan of loader workers found: the training's pace with each number of them.
+"""What each leg of a batch's way costs, from the disk to the weights.
 
-The journey of a batch: what each leg of its way costs, from the disk to the weights.
-
-The input pipeline's diagnosis: what each leg costs a sample, and the cores it takes.
+`Journey` has all legs, `Pipeline` what each costs a sample and the cores it takes, `WorkerScan` the
+training's pace with each number of workers.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""A Stack: what a container has to hold so that a training runs as it was measured.
+"""Hardware and software of one measurement: what they can do, and what a container must hold.
 
-A Machine: what the hardware under a workload can do. Read by `flatout.hardware`.
+`Machine` and `Device` are read by `flatout.hardware`.
 """
 
 from dataclasses import dataclass, field
@@ -94,7 +94,10 @@ ARCHIVES = (".whl", ".tar.gz")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """The software of one measurement, ready to be written as a Dockerfile."""
+    """The software of one measurement, ready to be written as a Dockerfile.
+
+    A container that holds it runs a training as it was measured.
+    """
 
     kind: str
     """`cpu`, `cuda` or `rocm`."""

@@ -1,10 +1,7 @@
-"""Make a stream of two steps one of many: what a training does from its second step on.
+"""What the traced training steps allocate: the record between the tracer and the allocator.
 
-What one traced training step allocates: the record between the tracer and the allocator.
-
-An allocation stream as plain values and back: columns, with each text written once.
-
-Change an allocation stream: sizes, births and deaths, what is added, what is left out.
+`MemoryStream` is the record, `stream_to_json` its columns, each text written once. `Draft` changes
+one: sizes, births and deaths. `repeated` makes a stream of two steps one of many.
 """
 
 from bisect import bisect_left
@@ -287,6 +284,8 @@ def repeated(stream: MemoryStream, times: int) -> MemoryStream:
 
     What the last step leaves behind takes the place of what it found and freed: the gradients of
     the step before, the last loss.
+
+    That is what a training does from its second step on.
 
     Raises:
         NotSteadyError: if the step leaves other sizes behind than it found.

@@ -1,6 +1,6 @@
-"""A Profile: what the measured steps of one run cost, and what was seen at the hook points.
+"""What the measured steps of one run cost (`Profile`), and what bounds a step (`Regime`).
 
-A Regime: what bounds the step, and what each part of it could give at most.
+A `Regime` says what each part of a step could give at most.
 """
 
 import math

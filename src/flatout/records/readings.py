@@ -1,6 +1,6 @@
-"""What a trace of a few steps showed, summed up.
+"""What instruments alongside the training showed: the device's counters, waits, limits, ranks.
 
-What instruments alongside the training showed: the device's counters, waits, limits, ranks.
+`TraceSummary` sums up a trace of a few steps.
 """
 
 from collections.abc import Mapping

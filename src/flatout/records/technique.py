@@ -1,7 +1,7 @@
-"""A Technique: one technique that makes training faster or smaller.
+"""The base of all techniques (`Technique`), and what is known of them before they are tried.
 
-What is known about techniques before they are tried is data, not code: `priors.toml`. It says in
-which order they are tried, and never keeps one out.
+Priors are data, not code: `priors.toml`. It says in which order techniques are tried, and never
+keeps one out.
 """
 
 import functools

@@ -1,7 +1,4 @@
-"""A Trial: one recipe run once on one workload, in one fresh process.
-
-A Workload: what is trained, as a command.
-"""
+"""A Trial: one recipe run once on one Workload (a training command), in one fresh process."""
 
 import shlex
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
-"""The list of techniques, and what earlier tunings found of them.
+"""The reports on this machine: `doctor`, what earlier tunings found, the list of techniques.
 
-A stack as a Dockerfile.
-
-The report of `doctor`: what is between this machine and good training.
+`dockerfile` writes a stack as a Dockerfile.
 """
 
 import shlex

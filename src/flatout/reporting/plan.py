@@ -1,8 +1,6 @@
-"""A plan as one HTML file: nothing is loaded and nothing runs.
+"""The report of `plan`: will it fit, what fills the memory, what would make it fit.
 
-A plan in words: what the terminal's report and the page share.
-
-The report of `plan`: will it fit, what fills the memory, what would make it fit.
+`render_plan` is for the terminal, `plan_html` one HTML file that loads and runs nothing.
 """
 
 from collections.abc import Sequence

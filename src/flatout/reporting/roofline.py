@@ -1,10 +1,8 @@
-"""The report of `roofline` as Markdown, for a pull request or a wiki.
+"""The report of `roofline`: the device's ceilings, and the products of a step below them.
 
-A roofline in words and cells, shared by text and Markdown.
-
-The roofline as a plot: operations a second over operations a byte, both in powers, in SVG.
-
-The report of `roofline`: the device's ceilings, and the products of a step below them.
+`render_roofline` is for the terminal, `roofline_markdown` for a pull request or a wiki; they share
+words and cells. `roofline_svg` is the plot: operations a second over operations a byte, both in
+powers.
 """
 
 import math

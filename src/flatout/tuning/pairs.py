@@ -1,6 +1,6 @@
-"""From a comparison of two recipes to a row of the table.
+"""Compare two recipes by interleaved pairs of fresh processes until the rule can decide.
 
-Compare two recipes by interleaved pairs of fresh processes until the rule can decide.
+`row_of` makes a row of the table of it.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Run one recipe once in a fresh process and say how it went.
 
-What is read alongside a trial, from flatout's own process, and what it says about the numbers.
+`with_counters` adds what flatout's own process reads alongside, and what that says of the trial.
 """
 
 import math

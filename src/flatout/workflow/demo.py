@@ -1,7 +1,4 @@
-"""The command `demo`.
-
-A training job starved of data, made from real photographs, and its tuning.
-"""
+"""The command `demo`: tune a training job starved of data, made from real photographs."""
 
 import importlib.util
 import shutil

@@ -1,10 +1,7 @@
 """Look at everything around a training that decides whether it runs, where, and how fast.
 
-Where training will run, and why it would land on the CPU.
-
-What the host gives this process: cores, memory, shared memory, files, disk.
-
-Python, torch and what they need alongside them.
+`doctor` asks all checks: where training lands and why on the CPU, what the host gives this process
+(cores, memory, shared memory, files, disk), Python, torch and what they need.
 """
 
 import os

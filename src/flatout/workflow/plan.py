@@ -1,7 +1,4 @@
-"""The command `plan`.
-
-Will a training step fit a GPU that does not exist here, and what would help.
-"""
+"""The command `plan`: will a step fit a GPU that does not exist here, and what would help."""
 
 import os
 import time

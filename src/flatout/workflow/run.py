@@ -1,6 +1,6 @@
 """The command `run`: the real training, unmodified, with a recipe.
 
-Alongside a real training: the plan it is held against, and what comes after memory ran out.
+`read_plan` is what it is held against, `next_recipes` what comes after memory ran out.
 """
 
 import contextlib

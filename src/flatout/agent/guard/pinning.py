@@ -1,16 +1,9 @@
-"""Torch's dropouts with everything kept, for compilers as well.
+"""Switches of a guard trial, the same on both sides: they take out what chance decides.
 
-Switches of a guard trial, the same on both sides: what chance decides is taken out.
-
-Each returns a function that switches back. All must be set right after torch was imported, in
-every process that imports it (spawned loader workers too).
-
-What a script on its own makes of one rounding: its inputs and weights are rounded to bf16, once.
-
-Some networks amplify whatever happens below: deep ones with BatchNorm, before they are trained.
-One rounding of their images moves their gradients by a fifth, so that bf16 cannot be held to less.
-Where bf16 is further off than this trial explains, it is the script's arithmetic that loses digits:
-backward stability (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 1.5).
+`pin_samples`, `drop_dropout`, `drop_autocast`, `keep_random_compile` and `pin_algorithms` each
+return a function that switches back. All must be set right after torch was imported, in every
+process that imports it (spawned loader workers too). The functions before them are torch's dropouts
+with everything kept, for compilers as well. `round_once` shows what a script makes of one rounding.
 """
 
 # ruff: noqa: A002, FBT001, FBT002, FBT003  the signatures are torch's
@@ -307,6 +300,12 @@ def round_once(session: "Session", *, to_bf16: bool = True) -> None:
 
     Everything after that is computed as the script says. Arguments that the training computes (a
     generator's images) are left alone.
+
+    Some networks amplify whatever happens below: deep ones with BatchNorm, before they are trained.
+    One rounding of their images to bf16 moves their gradients by a fifth, so that bf16 cannot be
+    held to less. Where bf16 is further off than this trial explains, it is the script's arithmetic
+    that loses digits: backward stability (Higham, Accuracy and Stability of Numerical Algorithms,
+    2002, section 1.5).
 
     Args:
         session: Of the training.

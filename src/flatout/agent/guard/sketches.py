@@ -1,6 +1,6 @@
-"""Gradients that were used up inside backward, for a guard that would look at them afterwards.
+"""Sketches: 64 numbers that stand for a tensor when only differences are asked for.
 
-Sketches: 64 numbers that stand for a tensor when only differences are asked for.
+`EarlySteps` keeps the gradients that backward uses up, for a guard that looks afterwards.
 """
 
 import functools

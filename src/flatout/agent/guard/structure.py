@@ -1,9 +1,7 @@
-"""What happens after the first steps, whose numbers are compared: plain facts that rounding leaves.
+"""What the model and its optimizers are made of, as plain text and plain numbers.
 
-A model that is left in eval mode, or a running average that is still, shows in no gradient of
-the first steps and, with every dropout off, in no loss of the later ones.
-
-What the model and its optimizers are made of, as plain text and plain numbers.
+`describe_modules`, `name_parameters`, `describe_optimizer` and `settings_of` read it; `LaterNotes`
+notes what changes after the first steps.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -132,7 +130,12 @@ RESTS = "stays as the first step left it"
 
 
 class LaterNotes:
-    """Modes and rates at the end of each step, and which buffers go on changing."""
+    """Modes and rates at the end of each step, and which buffers go on changing.
+
+    These are plain facts that rounding leaves; only the first steps' numbers are compared. A model
+    that is left in eval mode, or a running average that is still, shows in no gradient of the first
+    steps and, with every dropout off, in no loss of the later ones.
+    """
 
     def __init__(self) -> None:
         self._now: dict[str, str] = {}

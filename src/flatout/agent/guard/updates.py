@@ -1,9 +1,8 @@
-"""What each optimizer step did, against its shadow, taken in the training process.
+"""What each optimizer step of the training process did, against its shadow.
 
-The shadow step: what the baseline's optimizer would have done with the same gradients.
-
-It separates faults of the optimizer (rate, decay, a stale parameter) from noise in the gradient, so
-its limit is the same for every promise.
+`UpdateNotes` compares it with a `Shadow`: what the baseline's optimizer would have done with the
+same gradients. That separates faults of the optimizer (rate, decay, a stale parameter) from noise
+in the gradient, so the limit is the same for every promise.
 """
 
 import collections

@@ -1,8 +1,6 @@
 """The loader hook point: what a script asks of `DataLoader`, and the iterator it draws from.
 
-Addresses of loaders: names that stay the same from run to run and survive small edits.
-
-Text at the loader's hook point: where a tokenizer works, and how much of a batch is padding.
+`AddressBook` names the loaders, `tokenizer_place` and `padding_of` look at text.
 """
 
 import functools
@@ -39,8 +37,9 @@ loaders in one place, their callers tell them apart."""
 class AddressBook:
     """Name construction sites by the functions that called, innermost first.
 
-    Two sites within the same functions get different ordinals, in order of first use; the same
-    site used again (a loader rebuilt at every epoch) keeps its address.
+    The names stay the same from run to run and survive small edits. Two sites within the same
+    functions get different ordinals, in order of first use; the same site used again (a loader
+    rebuilt at every epoch) keeps its address.
     """
 
     def __init__(self) -> None:

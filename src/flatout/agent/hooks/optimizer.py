@@ -1,9 +1,7 @@
 """The optimizer hook point: which optimizers exist, and where their steps begin and end.
 
-What an optimizer loaded alongside torch's own parts, kept for the technique that wrote it.
-
-A script loads its optimizer before the first step, and techniques act in that step: by then
-torch has passed over what it does not know.
+`keep`, `find` and `forget` hold what an optimizer loads besides torch's own parts, for the
+technique that wrote it.
 """
 
 import functools
@@ -25,7 +23,11 @@ _KEPT: "weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, Any]]]" = weakref.We
 
 
 def keep(optimizer: "torch.optim.Optimizer") -> None:
-    """Keep such parts of what an optimizer loads, until they are forgotten."""
+    """Keep such parts of what an optimizer loads, until they are forgotten.
+
+    A script loads its optimizer before the first step, and techniques act in that step: by then
+    torch has passed over what it does not know.
+    """
     _KEPT[optimizer] = optimizer.register_load_state_dict_pre_hook(_note), {}
 
 

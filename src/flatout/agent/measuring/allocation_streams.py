@@ -1,10 +1,7 @@
-"""CUDA's allocations as torch's own memory history tells them. Not measured on a GPU yet.
+"""Every allocation of some steps in the training process, in the order in which they happened.
 
-Remarks are put between the recorded allocations by the allocator's counters: allocations and frees
-so far. The peak of every phase is the allocator's own, which knows of rounding and of what is
-split; the history knows what was asked for.
-
-The CPU's allocations as torch.profiler sees them: every byte that torch's allocator gave.
+`CpuStream` reads torch.profiler, which sees every byte that torch's CPU allocator gave.
+`CudaStream` reads torch's own memory history. Not measured on a GPU yet.
 """
 
 from collections.abc import Iterator
@@ -131,7 +128,12 @@ ENDS = "free_requested"
 
 
 class CudaStream:
-    """Record the allocations of some steps on one device."""
+    """Record the allocations of some steps on one device.
+
+    Remarks are put between the recorded allocations by the allocator's counters: allocations and
+    frees so far. The peak of every phase is the allocator's own, which knows of rounding and of
+    what is split; the history knows what was asked for.
+    """
 
     device = "cuda"
     is_barred = False

@@ -1,9 +1,7 @@
-"""Processes alongside this one that make a loader's batches, so that no core is idle.
+"""Make a loader's batches as a worker would, without its workers.
 
-What a sample takes of a core is more when the other cores work, too: they share caches, the way to
-the memory and often the execution units themselves. So a limit of all cores is measured on all.
-
-Make a loader's batches in this process, as a worker would.
+`made_here` makes them in the training process; `Company` makes them in processes alongside it, so
+that no core is idle.
 """
 
 import contextlib
@@ -92,7 +90,12 @@ MOST = 15
 
 
 class Company:
-    """So many processes that make batches of one loader and throw them away."""
+    """So many processes that make batches of one loader and throw them away.
+
+    What a sample takes of a core is more when the other cores work, too: they share caches, the way
+    to the memory and often the execution units themselves. So a limit of all cores is measured on
+    all.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = min(number, MOST)

@@ -1,12 +1,8 @@
 """What the device really did for a few steps: kernels, copies and launches by torch's profiler.
 
-Runs after the measured steps, never during them. Not measured on a GPU yet.
-
-Torch's profiler is one for the whole process: ours gives way to the script's own.
-
-A second one alongside a first ends its record or raises, and in a line of the script's. Scripts
-prepare theirs some steps before they start it, so both moments are watched. A script that was seen
-to use it is left alone from then on.
+`KernelTrace` runs after the measured steps, never during them; `trace_facts` sums it up. Torch's
+profiler is one for the whole process: with `watch` and `begin`, ours gives way to the script's own.
+Not measured on a GPU yet.
 """
 
 import contextlib
@@ -55,7 +51,12 @@ _turn = _Turn()
 
 
 def watch() -> None:
-    """Notice when the script comes, from now on; call it before the training begins."""
+    """Notice when the script comes, from now on; call it before the training begins.
+
+    A second profile alongside a first ends its record or raises, and in a line of the script's.
+    Scripts prepare theirs some steps before they start it, so both moments are watched. A script
+    that was seen to use it is left alone from then on.
+    """
     if _turn.is_watching:
         return
     _turn.is_watching = True

@@ -1,11 +1,7 @@
-"""Autograd graphs that outlive their step: someone keeps a loss and with it all of its past.
+"""What holds the memory of a training process, as it goes and when there is no more of it.
 
-Tensors that are alive now, by the address of their storage.
-
-What holds the memory of a training process, as it goes and when there is no more of it.
-
-Alongside every trial and every run. It looks after the first steps only, and once more when an
-exception says that memory ran out: that look is what tells which component grew.
+`MemoryWatch` is alongside every trial and every run. `find_live` finds the tensors that are alive,
+by the address of their storage. `KeptGraphs` finds autograd graphs that outlive their step.
 """
 
 import gc
@@ -135,7 +131,11 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class MemoryWatch:
-    """Looks at one training process; writes files into its folder."""
+    """Looks at one training process; writes files into its folder.
+
+    It looks after the first steps only, and once more when an exception says that memory ran out:
+    that look is what tells which component grew.
+    """
 
     def __init__(
         self, session: Session, folder: Path, plan: Mapping[str, Any] | None = None
@@ -315,7 +315,10 @@ MAX_ITEMS = 1_000
 
 
 class KeptGraphs:
-    """Count, at the ends of steps, the nodes that tensors still hold."""
+    """Count, at the ends of steps, the nodes that tensors still hold.
+
+    A graph outlives its step where someone keeps a loss and with it all of its past.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session

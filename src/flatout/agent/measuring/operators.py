@@ -1,16 +1,7 @@
-"""What Python's garbage collector takes of a training.
+"""Clocks in the training process: around operators, copies and Python's garbage collector.
 
-Every operator of the training process, as it runs: listeners before and after it.
-
-One dispatch mode for all probes of a pass. It changes no argument and no result, but it makes
-torch.compile run eagerly without a word; so it is never entered where something was compiled.
-
-Times copies between host and device where the script asks for them: `to`, `cuda`, `copy_`.
-
-A copy to the device is timed on the host: a pageable one blocks until it is done, one with
-`non_blocking` from pinned memory only until it is queued. A copy to the host blocks until the
-device has caught up. `item` and its kin are left alone: wrapped, `torch.compile` could no longer
-capture them. What is compiled is not timed. Not measured on a GPU yet.
+`Operators` calls listeners before and after every operator. `CopyTimer` times the copies between
+host and device that the script asks for, `GarbageClock` the collector.
 """
 
 import functools
@@ -33,7 +24,11 @@ Mode: Any = _python_dispatch.TorchDispatchMode
 
 
 class Operators(Mode):  # type: ignore[misc]  # torch does not type its modes
-    """Call the listeners around every operator, in every thread that torch takes it to."""
+    """Call the listeners around every operator, in every thread that torch takes it to.
+
+    One dispatch mode for all probes of a pass. It changes no argument and no result, but it makes
+    torch.compile run eagerly without a word; so it is never entered where something was compiled.
+    """
 
     supports_higher_order_operators = True  # flex_attention refuses modes that do not say so
 
@@ -112,7 +107,13 @@ tensor that was copied. It must not raise."""
 
 
 class CopyTimer:
-    """Wraps the methods of `torch.Tensor` that copy; torch's own class, so every tensor's."""
+    """Wraps the methods of `torch.Tensor` that copy; torch's own class, so every tensor's.
+
+    A copy to the device is timed on the host: a pageable one blocks until it is done, one with
+    `non_blocking` from pinned memory only until it is queued. A copy to the host blocks until the
+    device has caught up. `item` and its kin are left alone: wrapped, `torch.compile` could no
+    longer capture them. What is compiled is not timed. Not measured on a GPU yet.
+    """
 
     def __init__(self, saw: Saw) -> None:
         self.saw = saw

@@ -4,9 +4,7 @@ The calls themselves are watched, so that the report can name them as the script
 operators are watched too: what torch waits for on its own is found there. On the CPU there is
 nothing to wait for: what is counted are the calls that would wait on a GPU, as the script or a
 framework makes them; torch's own (an optimizer that reads its step) are left out, because on a GPU
-they look at values that stay on the host.
-
-What makes the host wait for the device: calls by name, operators by name. Pure.
+they look at values that stay on the host. The tables of these calls and operators come first.
 """
 
 import functools

@@ -1,9 +1,7 @@
 """Follow images of bytes while a batch is made, and only then and there.
 
-OpenCV's lookup in a table, followed: the table is what each byte became, whoever made it.
-
-So albumentations scales its images: one table for all channels, one with a column for each channel,
-or one for each channel's plane and the planes merged.
+`Following` follows what Pillow, numpy and torch make of them. OpenCV's lookup in a table is
+followed, too (`replacements`): the table is what each byte became.
 """
 
 import functools
@@ -27,7 +25,12 @@ SINGLE = (2, 3)
 
 
 def replacements() -> list[tuple[Any, str, Callable[..., Any]]]:
-    """Return OpenCV's functions that are replaced; none where the script has not imported it."""
+    """Return OpenCV's functions that are replaced; none where the script has not imported it.
+
+    So albumentations scales its images: one table for all channels, one with a column for each
+    channel, or one for each channel's plane and the planes merged. A table is followed whoever made
+    it.
+    """
     module = sys.modules.get(MODULE)
     if module is None or not (hasattr(module, "LUT") and hasattr(module, "merge")):
         return []

@@ -3,9 +3,8 @@
 A loader's worker allocates shared memory for every batch, and the kernel clears and maps each page
 of it again: 0.15 ms for an image of 0.15 MB, more than writing it. Here a worker keeps a few
 blocks; one byte at the end of each says whether the training process is done with it. A block is
-sent once, then only named. All of it is anonymous and goes with its processes.
-
-Send what a batch needs to a device without waiting for what the device has still to do.
+sent once, then only named. All of it is anonymous and goes with its processes. `sent` moves what a
+batch needs to a device, without waiting for the device.
 """
 
 import os

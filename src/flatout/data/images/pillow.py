@@ -1,13 +1,7 @@
-"""Another decoder and another resampler under Pillow, where they were seen to give the same pixels.
+"""Other code under Pillow in the script's process: a decoder, a resampler, a store of pixels.
 
-Only plain colour JPEGs that are loaded whole take the other way; whatever is unusual (`draft`,
-CMYK, grey, several tiles, a subclass, a truncated file) stays with Pillow, with its own errors.
-
-Keep what Pillow decoded: a photograph that is loaded again is copied instead of decoded.
-
-For data sets that change their samples at random: what is before the randomness, the decoding
-of a file, is the same each time. `Image.open` still reads the header, so that size, mode, format
-and EXIF are what they always were; only the pixels come from the store.
+`swap_decoder` and `swap_resize` act where they were seen to give the same pixels. `keep_decoded`
+keeps what Pillow decoded: a photograph that is loaded again is copied instead of decoded.
 """
 
 import contextlib
@@ -41,7 +35,12 @@ def is_keeping() -> bool:
 
 
 def keep_decoded(store: ByteStore) -> Callable[[], None]:
-    """Let Pillow's loading look into the store first; return what undoes that."""
+    """Let Pillow's loading look into the store first; return what undoes that.
+
+    For data sets that change their samples at random: what is before the randomness, the decoding
+    of a file, is the same each time. `Image.open` still reads the header, so that size, mode,
+    format and EXIF are what they always were; only the pixels come from the store.
+    """
     from PIL import ImageFile
 
     _ACTIVE.append(store)
@@ -121,7 +120,11 @@ class DecoderSwap(SubstituteState):
 
 
 def swap_decoder(decoder: Decoder) -> DecoderSwap:
-    """Put a decoder under Pillow's JPEG images, for this process; return what becomes of it."""
+    """Put a decoder under Pillow's JPEG images, for this process; return what becomes of it.
+
+    Only plain colour JPEGs that are loaded whole take the other way; whatever is unusual (`draft`,
+    CMYK, grey, several tiles, a subclass, a truncated file) stays with Pillow, with its own errors.
+    """
     from PIL import Image, JpegImagePlugin
 
     def patch(swap: DecoderSwap) -> list[patching.Patch]:

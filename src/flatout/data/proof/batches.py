@@ -1,12 +1,7 @@
 """Prove on a script's own samples that another way to make batches gives the same ones.
 
-Two copies of the process are forked at the same moment, so that every random stream is alike in
-both, those that a data set keeps for itself included. Each makes the loader's first batch, one in
-the script's way and one in the other; the digests are compared here.
-
-Data sets that look like the script's own, share its attributes, and give other samples.
-
-Are two batches alike, where pixels may differ: equal labels, and pictures alike in the large.
+`compare_first_batches` does it with a `BatchComparison`: `BITS`, or `ALIKE` where pixels may differ
+(equal labels, and pictures alike in the large).
 """
 
 import hashlib
@@ -80,6 +75,10 @@ def compare_first_batches(
     undo: Callable[[], None] = lambda: None,
 ) -> Proof:
     """Compare a loader's first batch with the one that another way makes of the same samples.
+
+    Two copies of the process are forked at the same moment, so that every random stream is alike in
+    both, those that a data set keeps for itself included. Each makes the loader's first batch, one
+    in the script's way and one in the other; the digests are compared here.
 
     Args:
         loader: Makes the batches.

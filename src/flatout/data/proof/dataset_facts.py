@@ -1,16 +1,8 @@
-"""Return whether a data set goes on after an error of any kind, as those do that skip broken files.
+"""What must be known of a script's data set before its samples are made in another way.
 
-What stands for an array is refused by code that knows true arrays only. Such an error ends the
-following and the batch is made again, unless the data set itself catches it: then it would hand out
-another sample than it does on its own, and no one would see it.
-
-Answers about a data set that are found once and given at each epoch, refusals included.
-
-Find out whether a data set gives the same sample each time, by asking it twice.
-
-The samples are made in a forked copy of the process, each twice and with the random streams of
-Python, numpy and torch in different places. A data set that draws from these streams is seen even
-where the draw did not show in the sample.
+`examine` finds out whether it gives the same sample each time, by asking it twice; `find_catcher`
+whether it goes on after an error of any kind. `DatasetFacts` keeps answers, refusals included, for
+each epoch. `stand_in` makes a data set that looks like the script's own and gives other samples.
 """
 
 import dis
@@ -116,7 +108,12 @@ class Repeats:
 
 
 def examine(dataset: Any, *, limit_s: float = LIMIT_S) -> Repeats:
-    """Return whether a map-style data set gives the same samples each time."""
+    """Return whether a map-style data set gives the same samples each time.
+
+    The samples are made in a forked copy of the process, each twice and with the random streams of
+    Python, numpy and torch in different places. A data set that draws from these streams is seen
+    even where the draw did not show in the sample.
+    """
     if hasattr(dataset, "set_epoch"):
         return Repeats(trouble="the data set has set_epoch: its samples change with the epoch")
     count = len(dataset)
@@ -178,6 +175,11 @@ def find_catcher(dataset: Any) -> str:
 
     Looked at are the methods that give samples, in the data set, in what it holds and in its
     transforms, and what they call of their own object, of the script's modules and of closures.
+
+    Data sets that skip broken files catch such errors. What stands for an array is refused by code
+    that knows true arrays only. Such an error ends the following and the batch is made again,
+    unless the data set itself catches it: then it would hand out another sample than it does on its
+    own, and no one would see it.
     """
     for name, value in reached(dataset):
         if type(value) is not FunctionType or is_of_library(value):

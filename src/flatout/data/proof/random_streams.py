@@ -1,17 +1,8 @@
-"""When torch's samplers draw their numbers, and how far ahead they may be asked without a trace.
+"""The random streams of a process: where they are, and how they get back there.
 
-The random streams of a process: where they stand, and back there.
-
-Start the random streams of workers that live on again in each epoch, as new workers would.
-
-Torch seeds a worker when it starts: its global streams from the epoch's base seed and its number,
-then the script's `worker_init_fn`. A worker that lives on keeps its streams where they are. Here it
-hears the next epoch's seed and does all of that again, and what the data set holds of random number
-generators goes back to where a fresh copy of the data set has it.
-
-The random number generators that samples and their collation draw from, alongside the global ones.
-
-A batch that is made a second time is to have the draws that the first time had.
+`Streams` holds the global ones of torch, Python and numpy. `HeldStreams` holds the generators that
+samples and their collation draw from alongside them. `EpochStreams` starts the streams of workers
+that live on again in each epoch, as new workers would.
 """
 
 import hashlib
@@ -69,6 +60,11 @@ class EpochStreams:
     """A `worker_init_fn` for workers that live on; does what the script asked for in each epoch.
 
     Write the base seed of an epoch to `seed` before its `for` begins, but for the first.
+
+    Torch seeds a worker when it starts: its global streams from the epoch's base seed and its
+    number, then the script's `worker_init_fn`. A worker that lives on keeps its streams where they
+    are. Here it hears the next epoch's seed and does all of that again, and what the data set holds
+    of random number generators goes back to where a fresh copy of the data set has it.
     """
 
     def __init__(self, then: Callable[[int], Any] | None = None) -> None:
@@ -246,7 +242,10 @@ LOOKS = 2
 
 
 class HeldStreams:
-    """The generators of a fetcher's data set and collation, and of the functions that these use."""
+    """The generators of a fetcher's data set and collation, and of the functions that these use.
+
+    A batch that is made a second time is to have the draws that the first time had.
+    """
 
     def __init__(self, dataset: Any, collate: Any) -> None:
         self._sources = (dataset, collate)

@@ -1,15 +1,7 @@
-"""LSTM, GRU and plain recurrent layers on a device that is not there: what cuDNN's would allocate.
+"""Attention and recurrent layers on a device that is not there, as its kernels would allocate.
 
-Torch dispatches them to a kernel that a build without CUDA does not hold. Here an autograd function
-allocates the same tensors: outputs, cuDNN's reserve space, and in backward the gradients with the
-one buffer that holds those of all weights. The size of the reserve space is cuDNN's own secret and
-an estimate here: the gates, the cell and the hidden state of every time step and layer.
-
-Scaled dot-product attention on a device that is not there: which kernel torch would choose.
-
-Torch chooses in C++ by asking the device, and takes the slow formula where there is none. The
-choice decides what is saved for backward, so it is made here, by the same conditions, and the
-kernel's own operator is called: its shape function is there on every build.
+`attend` stands for scaled dot-product attention, `recurrent` for cuDNN's LSTM, GRU and plain
+layers: torch dispatches both to kernels that a build without CUDA does not choose or hold.
 """
 
 from collections.abc import Sequence
@@ -78,7 +70,12 @@ def attend(  # noqa: PLR0913, PLR0917  the operator's own signature
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute `aten::scaled_dot_product_attention` by the kernel a real device would run."""
+    """Compute `aten::scaled_dot_product_attention` by the kernel a real device would run.
+
+    Torch chooses in C++ by asking the device, and takes the slow formula where there is none. The
+    choice decides what is saved for backward, so it is made here, by the same conditions, and the
+    kernel's own operator is called: its shape function is there on every build.
+    """
     heads = Heads(query, key, value, attn_mask)
     kernel = chosen_kernel(heads, capability, is_grouped=enable_gqa)
     if kernel == "flash":
@@ -194,7 +191,14 @@ def _states(settings: Layers) -> int:
 
 
 def recurrent(kind: str, note: Any) -> Any:
-    """Return what stands for `torch._VF.lstm` and its like; `note` is told what is assumed."""
+    """Return what stands for `torch._VF.lstm` and its like; `note` is told what is assumed.
+
+    Torch dispatches them to a kernel that a build without CUDA does not hold. Here an autograd
+    function allocates the same tensors: outputs, cuDNN's reserve space, and in backward the
+    gradients with the one buffer that holds those of all weights. The size of the reserve space is
+    cuDNN's own secret and an estimate here: the gates, the cell and the hidden state of every time
+    step and layer.
+    """
 
     def run(source: Tensor, *args: Any) -> Any:
         note(ASSUMED)

@@ -1,16 +1,7 @@
-"""What kernels of the host allocate inside: oneDNN's copies in its own layouts, its workspaces.
+"""Answers about operators that fake tensors cannot give: values, sizes, and memory inside kernels.
 
-A trace sees what goes into an operator and what comes out. On the CPU oneDNN reorders images and
-weights into blocks, computes, and reorders back: copies that live for the length of a kernel, as
-seen in torch.profiler's memory events of torch 2.13 (x86-64). Only traces of the host use this; on
-CUDA the allocator's replay adds workspaces.
-
-What fake tensors cannot answer, answered: values that are read, sizes that depend on data.
-
-A value that the training reads (`loss.item()`, `if mask.any()`) is answered so that the usual
-questions take their usual turn: numbers are one, `any` is no, `all` and `equal` are yes. A size
-that depends on values (boolean indexing, `nonzero`, `unique`) is answered by its upper bound, or by
-the share of it that the caller stated.
+`OperatorAnswers` answers for values that are read and sizes that depend on data; `inside` says what
+kernels of the host allocate; `completed` adds outputs that torch's shape functions leave empty.
 """
 
 import math
@@ -33,7 +24,13 @@ MAX_NUMEL = 1 << 22
 
 @dataclass(slots=True)
 class OperatorAnswers:
-    """How questions to fake tensors are answered, and what is to be told about it."""
+    """How questions to fake tensors are answered, and what is to be told about it.
+
+    A value that the training reads (`loss.item()`, `if mask.any()`) is answered so that the usual
+    questions take their usual turn: numbers are one, `any` is no, `all` and `equal` are yes. A size
+    that depends on values (boolean indexing, `nonzero`, `unique`) is answered by its upper bound,
+    or by the share of it that the caller stated.
+    """
 
     mask_share: float = 1.0
     origin: Callable[[Tensor], str] = field(default=lambda _: "")
@@ -241,7 +238,13 @@ Inside = Sequence[Take | Give | Show]
 
 
 def inside(func: Any, args: Sequence[Any], output: Any) -> Inside:
-    """Return what happens inside a kernel, in order; empty where only its outputs are made."""
+    """Return what happens inside a kernel, in order; empty where only its outputs are made.
+
+    A trace sees what goes into an operator and what comes out. On the CPU oneDNN reorders images
+    and weights into blocks of its own layout, computes in a workspace, and reorders back: copies
+    that live for the length of a kernel, as seen in torch.profiler's memory events of torch 2.13
+    (x86-64). Only traces of the host use this; on CUDA the allocator's replay adds workspaces.
+    """
     rule = _HOST_RULES.get(func)
     return () if rule is None else rule(args, output)
 

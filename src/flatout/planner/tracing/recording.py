@@ -1,9 +1,6 @@
 """Follow every storage on the traced device from its birth to its death.
 
-Tensors of a class of the script's own, as libraries of pictures have them, while they are fake.
-
-Such a class adds names and metadata and leaves the computing to torch. Fake tensors refuse it, and
-`as_subclass`, with which it marks what torch returns, cannot mark one that is already of a class.
+`Recording` does it; `labels_stay` lets tensors of a class of the script's own be fake, too.
 """
 
 import contextlib
@@ -65,7 +62,12 @@ def without_label(value: Any) -> Any:
 
 @contextlib.contextmanager
 def labels_stay() -> Iterator[None]:
-    """Let fake tensors take the class of the script's own that it gives them while this runs."""
+    """Let fake tensors take the class of the script's own that it gives them while this runs.
+
+    Libraries of pictures have such a class. It adds names and metadata and leaves the computing to
+    torch. Fake tensors refuse it, and `as_subclass`, with which it marks what torch returns, cannot
+    mark one that is already of a class.
+    """
     with swapped(Tensor, "as_subclass", _labelled):
         yield
 

@@ -1,14 +1,7 @@
 """The data of a script that is traced: loaded in its own process, in batches of the asked size.
 
-Batches of another size, or of one sample again and again, in the place of a batch sampler's.
-
-Trainers that share data out among processes (Accelerate's, transformers') hand their loaders a
-batch sampler instead of a batch size.
-
-A plan is for the worst batch: let a loader draw its largest sample again and again.
-
-Only where that is cheap: samples are looked at for a few seconds at most, and where the first ones
-are all of one size nothing is changed.
+A plan is for the worst batch: `HostData` and `worst_case` let a loader draw its largest sample
+again and again, by `WorstBatches` in the place of a batch sampler's.
 """
 
 import contextlib
@@ -25,6 +18,9 @@ from flatout.records.technique import Effect, Numerics, Technique
 
 class WorstBatches:
     """As many batches as a sampler makes, each of `size` samples; else it answers as the sampler.
+
+    Trainers that share data out among processes (Accelerate's, transformers') hand their loaders a
+    batch sampler instead of a batch size.
 
     Args:
         sampler: The one that is replaced.
@@ -64,6 +60,9 @@ Note = Callable[[str], None]
 
 def worst_case(arguments: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
     """Return what changes in a loader's arguments, so that every sample is the largest one.
+
+    Only where that is cheap: samples are looked at for a few seconds at most, and where the first
+    ones are all of one size nothing is changed.
 
     Args:
         arguments: Those of a `DataLoader`, by parameter name.

@@ -1,11 +1,6 @@
-"""A process group of many ranks that is not there, for models sharded over devices.
+"""One rank of many that are not there: a process group that exchanges nothing.
 
-The environment of the first of several ranks that torchrun would start.
-
-One rank of many in a script: its process group exchanges nothing, its buckets are real.
-
-`DistributedDataParallel` works with its own reducer, so that gradient buckets are what torch makes
-of them: in their first order from the beginning on, built again before the second step.
+`pretended_ranks` is for a script, `pretended_world` and `sharded` for models sharded over devices.
 """
 
 import contextlib
@@ -27,6 +22,9 @@ ALONE = 1
 @contextlib.contextmanager
 def pretended_ranks(reduces: Callable[[Tensor], None] = lambda _: None) -> Iterator[None]:
     """Let a script make a process group of ranks that are not there while this runs.
+
+    `DistributedDataParallel` works with its own reducer, so that gradient buckets are what torch
+    makes of them: in their first order from the beginning on, built again before the second step.
 
     Args:
         reduces: told of every bucket of gradients that would be sent.

@@ -1,10 +1,8 @@
-"""What each traced allocation is for, and the finished stream.
+"""Trace the memory of a training step: every allocation, without the device and without weights.
 
-Trace the memory of a training step: every allocation, without the device and without weights.
-
-`trace` runs the step under fake tensors in this very process. On a machine without a GPU that
-tells torch's C++ of a device that is not there, for the rest of the process: trace in a process of
-its own (`flatout.planner.memory_trace` does).
+`trace` runs the step under fake tensors in this very process. On a machine without a GPU that tells
+torch's C++ of a device that is not there, for the rest of the process: trace in a process of its
+own (`flatout.planner.memory_trace` does). `allocations_of` says what each is for.
 """
 
 import contextlib

@@ -1,9 +1,6 @@
 """The report on one profile as one HTML file: nothing is loaded and nothing runs.
 
-Geometry of the drawings in the report on a profile: pure numbers, no markup.
-
-A plot is 1000 wide and 100 high and is stretched to its place; letters stand outside it, in HTML,
-so that nothing is scaled on a phone.
+`profile_html` is the page; `step_plot` and its kin are the drawings: pure numbers, no markup.
 """
 
 import base64
@@ -48,7 +45,11 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """One drawing with its axes in words."""
+    """One drawing with its axes in words.
+
+    It is 1000 wide and 100 high and is stretched to its place; letters stand outside it, in HTML,
+    so that nothing is scaled on a phone.
+    """
 
     name: str
     told: str

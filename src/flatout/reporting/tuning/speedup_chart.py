@@ -1,7 +1,4 @@
-"""The ladder as a plot: one bar a technique, as a multiple of the baseline's speed, in SVG.
-
-The rows of the ladder, as cells: baseline first, the whole recipe last.
-"""
+"""The ladder of a tuning as table cells (`ladder_rows`) and as a plot in SVG (`ladder_svg`)."""
 
 import math
 from collections import Counter
@@ -221,7 +218,10 @@ class Tick:
 
 
 def ladder_svg(ablation: Ablation, language: str = ENGLISH) -> str:
-    """Return the plot as one SVG file: it needs no script, no font and no network."""
+    """Return the plot as one SVG file: it needs no script, no font and no network.
+
+    It has one bar a technique, as a multiple of the baseline's speed.
+    """
     say = messages(language)
     rows = [row for row in ladder_rows(ablation, say) if row.times_baseline is not None]
     return _plot("ladder", rows, say.text(headline(ablation)), say("tuning.chart_scale"), say)

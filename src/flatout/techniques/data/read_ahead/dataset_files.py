@@ -1,12 +1,7 @@
 """Bring all files of a data set into the page cache before they are needed, if they fit.
 
-A thread asks the kernel for one stretch of files after the other and waits until the last of it has
-come: what workers read meanwhile does not queue behind the whole set.
-
-Which file is behind a sample: seen by watching what is opened, then read off the data set.
-
-A few samples are made in a forked copy of the process while every `open` is noted. Where one list
-of the data set names those files at their places, it names the files of all other samples too.
+`WarmUp` is a thread of the training process that reads them. `find_files` tells it which file is
+behind a sample: seen by watching what is opened, then read off the data set.
 """
 
 import os
@@ -34,7 +29,12 @@ FindFile = Callable[[int], str | None]
 
 
 def find_files(dataset: Any) -> FindFile | None:
-    """Return what tells the file of a sample by its number; None where no list names them."""
+    """Return what tells the file of a sample by its number; None where no list names them.
+
+    A few samples are made in a forked copy of the process while every `open` is noted. Where one
+    list of the data set names those files at their places, it names the files of all other samples
+    too.
+    """
     count = len(dataset)
     if count == 0:
         return None
@@ -162,6 +162,9 @@ POLL_S = 0.02
 
 class WarmUp:
     """A thread that brings files into the page cache.
+
+    It asks the kernel for one stretch of files after the other and waits until the last of it has
+    come: what workers read meanwhile does not queue behind the whole set.
 
     Args:
         list_files: Called in the thread: names may be many.
