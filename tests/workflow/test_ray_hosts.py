@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flatout.records.errors import UserError
+from flatout.workflow import ray_hosts
 from tests.workflow.test_hosts import SCRIPT
 
 ray = pytest.importorskip("ray", reason="no Ray here")
@@ -121,3 +123,22 @@ def test_without_a_cluster_it_says_so_in_one_line(tmp_path):
     assert done.returncode == 2
     assert "found no cluster" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ray_client_is_refused_in_one_line():
+    with pytest.raises(UserError, match="cannot use Ray Client"):
+        ray_hosts._reach("ray://cluster:10001")
+
+
+def test_a_bar_that_redraws_its_line_is_shown_as_it_goes(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import sys, time\n"
+        "for share in ('50', '100'):\n"
+        "    print(f'{share} %', end='\\r', flush=True)\n"
+        "    time.sleep(1)\n"
+    )
+
+    *shown, code = ray_hosts._train(["run", "--ranks", "1", "train.py"], str(tmp_path), is_first=True)
+
+    assert code == 0
+    assert shown == [b"50 %\r", b"100 %\r"]

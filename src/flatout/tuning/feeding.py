@@ -142,7 +142,7 @@ def find_costs(
         return Costs()
     single = Choice(technique=catalogue.setter_of("threads"), settings={"threads": 1})
     alone = recipe.without(single.technique).plus(single) if final.cpu_threads > 1 else recipe
-    workers = sum(loader.num_workers for loader in final.training_loaders)
+    workers = sum(loader.workers for loader in final.training_loaders)
     company = max(_others(history, final), workers)
     probe = replay_probe(final, "host", company=company)
     trial = yield from history.look("free data beside full cores", alone, probe, steps)

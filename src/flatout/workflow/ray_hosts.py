@@ -209,8 +209,16 @@ def _train(words: Sequence[str], folder: str, *, is_first: bool) -> Iterator[byt
     ) as process:
         try:
             assert process.stdout is not None
-            for line in process.stdout:  # noqa: UP028  Ray sends to it what a file does not take
-                yield line
+            held = b""
+            while part := os.read(process.stdout.fileno(), 1 << 16):
+                held += part
+                # Progress bars end their lines with a carriage return.
+                whole = 1 + max(held.rfind(b"\n"), held.rfind(b"\r"))
+                if whole:
+                    yield held[:whole]
+                held = held[whole:]
+            if held:
+                yield held
             yield process.wait()
         finally:
             if process.poll() is None:
