@@ -181,6 +181,16 @@ def test_what_one_device_is_too_small_for_is_spread(tmp_path):
     assert "is the baseline from here on" in " ".join(ablation.notes)
 
 
+def test_of_what_one_device_is_too_small_for_nothing_faster_is_said(tmp_path):
+    world = Faulty({})
+    world.fault = "memory"
+
+    ablation = run(world, tmp_path, ranks=2, only=("loader_workers",))
+
+    said = messages("en").text(headline(ablation))
+    assert said.startswith("It runs now: with data_parallel ranks=2 zero=0 it fits into memory")
+
+
 def test_the_answer_says_what_its_ratio_is_measured_against(tmp_path):
     ablation = run(Spread({"loader_workers": 0.6}), tmp_path, ranks=2, only=("loader_workers",))
 

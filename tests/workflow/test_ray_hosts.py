@@ -138,7 +138,9 @@ def test_a_bar_that_redraws_its_line_is_shown_as_it_goes(tmp_path):
         "    time.sleep(1)\n"
     )
 
-    *shown, code = ray_hosts._train(["run", "--ranks", "1", "train.py"], str(tmp_path), is_first=True)
+    *shown, code = ray_hosts._train(
+        ["run", "--ranks", "1", "train.py"], str(tmp_path), is_first=True
+    )
 
     assert code == 0
     assert shown == [b"50 %\r", b"100 %\r"]

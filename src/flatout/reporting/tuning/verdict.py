@@ -92,9 +92,10 @@ def headline(ablation: Ablation) -> Sentence:
 def _only_needed(ablation: Ablation) -> Sentence:
     """Return the answer where nothing was kept but what the baseline has."""
     needed = _needed(ablation)
-    if ablation.is_spread and ablation.stopped in STOPPED:
+    is_faster = needed != tuple(ablation.needed)
+    if is_faster and ablation.stopped in STOPPED:
         return words("tuning.spread_so_far", needed=needed, why=stop_reason(ablation))
-    if ablation.is_spread:
+    if is_faster:
         return words("tuning.only_spread", needed=needed)
     is_of_workers = ablation.needed[0].split()[0] == setter_of("num_workers")
     return words(f"tuning.runs_{'workers' if is_of_workers else 'memory'}", needed=needed)
@@ -111,12 +112,12 @@ def _kept(ablation: Ablation) -> Sentence:
 
 def _needed(ablation: Ablation) -> Text:
     """Return what the baseline has, with its gain where that is the way it is spread."""
-    spread = [row for row in ablation.rows if row.stage == "spread" and row.comparison]
-    gains = {row.choice.label: gain(row.comparison) for row in spread if row.comparison}
-    return tuple(
-        words("tuning.with_gain", what=label, gain=gains[label]) if label in gains else label
-        for label in ablation.needed
-    )
+    gains = {
+        row.choice.label: words("tuning.with_gain", what=row.choice.label, gain=gain(pair))
+        for row in ablation.rows
+        if row.stage == "spread" and (pair := row.comparison) is not None
+    }
+    return tuple(gains.get(label, label) for label in ablation.needed)
 
 
 def where(ablation: Ablation) -> Sentence:
