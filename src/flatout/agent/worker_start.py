@@ -385,10 +385,10 @@ def _fork_instead(facts: StartFacts, method: str) -> Start:
     if SHARED in facts.trouble:
         raise NotApplicable(f"{trouble}; forked workers might share it: open it in each worker")
     if not facts.can_fork:
-        raise NotApplicable(f"{trouble}; mend that, since this system does not fork safely")
+        raise NotApplicable(f"{trouble}; put that right, since this system does not fork safely")
     if facts.is_cuda_in_use:
         raise NotApplicable(
-            f"{trouble}; CUDA is in use, which forked workers cannot use: mend that, or give the "
+            f"{trouble}; CUDA is in use, which forked workers cannot use: put that right, or give the "
             'loader multiprocessing_context="fork" if none of them does'
         )
     return Start(method=FORK, because=f"flatout forks them instead of {method}: {facts.trouble}")
