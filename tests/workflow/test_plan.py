@@ -1,7 +1,11 @@
 """Plans of real targets, traced in real processes."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 
+from flatout.analysis.stream_changes import BUCKETS, BUCKETS_ASSUMED
 from flatout.hardware.catalogue import CATALOGUE
 from flatout.records.errors import UserError
 from flatout.records.plan import NumberSource
@@ -9,6 +13,7 @@ from flatout.records.recipe import Choice, Recipe
 from flatout.workflow import plan as verb
 from flatout.workflow.plan import PlanOptions, ground_of, plan, traceable_choice
 from tests.paths import ROOT
+from tests.support.toy import toy_stream
 
 SCRIPTS = ROOT / "tests/scripts/whole"
 SUBJECT = f"{SCRIPTS / 'planned.py'}:subject"
@@ -84,6 +89,30 @@ def test_more_gpus_take_more_memory_each():
     assert "nccl" in two.components
     assert two.allocated.bytes > one.allocated.bytes
     assert any("second copy" in note for note in two.notes)
+
+
+@pytest.mark.parametrize(
+    ("spreads_itself", "gpus", "global_batch"), [(False, 1, 16), (False, 2, 16), (True, 2, 128)]
+)
+def test_a_script_that_spreads_itself_has_its_batch_on_every_rank_of_every_host(
+    monkeypatch, spreads_itself, gpus, global_batch
+):
+    asked = set()
+
+    def trace(request):
+        asked.add((request.ranks, request.hosts))
+        return replace(toy_stream(request.batch or 16), spreads_itself=spreads_itself)
+
+    monkeypatch.setattr(verb, "open_tracer", lambda *_: nullcontext(trace))
+
+    found = plan("train.py", (), PlanOptions(gpu="h100", gpus=gpus, hosts=4))
+
+    assert asked == {(4 * gpus, 4)}
+    assert found.plan.advice.batch == global_batch
+    assert "nccl" in found.plan.components
+    # FSDP's shards are no buckets, and stay as they were traced.
+    assert (BUCKETS_ASSUMED in found.plan.notes) is not spreads_itself
+    assert any(a.operator == BUCKETS for a in found.stream.allocations) is not spreads_itself
 
 
 @pytest.mark.slow

@@ -138,9 +138,9 @@ def with_buckets(stream: MemoryStream) -> MemoryStream:
     """Data parallelism: buckets hold a second copy of the gradients from the first backward on.
 
     That is torch's default; with `gradient_as_bucket_view=True` there is one copy only. A script
-    that makes buckets itself is left as it was traced.
+    that spreads itself is left as it was traced: with its own buckets, or with FSDP's shards.
     """
-    if any(allocation.operator == BUCKETS for allocation in stream.allocations):
+    if stream.spreads_itself:
         return stream
     gradients = [
         allocation

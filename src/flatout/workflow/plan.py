@@ -126,7 +126,7 @@ def plan(
         found = planner.plan_of(_words(target, arguments), setup, fit=options.fit)
         if model is not None and options.fit:
             found = tracer.checked(found, model)
-        if options.gpus * options.hosts > 1:
+        if ground.ranks > 1:
             found = _with_ways(found, setup, target, options)
     largest = tuple(replace(t, line=_relative(t.line)) for t in found.largest)
     return Planned(
@@ -138,14 +138,13 @@ def plan(
 
 def _with_ways(found: Plan, setup: Setup, target: str, options: PlanOptions) -> Plan:
     """Return the plan with the ways to spread the training, and how many GPUs are worth it."""
-    batch, ground, ranks = found.batch, setup.ground, options.gpus * options.hosts
+    batch, ground = found.batch, setup.ground
     if setup.at is None or batch is None:
         note = "ways to spread it over GPUs cannot be compared without a batch that can be changed"
         return replace(found, notes=(*found.notes, note))
-    spreads_itself = transforms.BUCKETS_ASSUMED not in found.notes
     training = Training(
         at=setup.at,
-        batch=batch * ranks if spreads_itself else batch,
+        batch=batch * ground.ranks if setup.stream.spreads_itself else batch,
         gpu=ground.gpu,
         limit_bytes=ground.limit(setup.stream),
         outside_bytes=ground.outside.bytes,
@@ -211,6 +210,7 @@ def ground_of(options: PlanOptions) -> DeviceModel:
         calibration=with_environment(find_calibration(gpu, _torch_version()), os.environ),
         settings=settings_of_environment(os.environ),
         gpus=options.gpus,
+        hosts=options.hosts,
     )
 
 
@@ -255,10 +255,11 @@ class _Tracer:
             batch=batch,
             recipe=recipe,
             capability=self.ground.gpu.compute_capability or TraceRequest().capability,
-            ranks=self.options.gpus,
+            ranks=self.ground.ranks,
+            hosts=self.ground.hosts,
         )
         found = self.trace(request)
-        found = transforms.with_buckets(found) if self.options.gpus > 1 else found
+        found = transforms.with_buckets(found) if self.ground.ranks > 1 else found
         return with_workspaces(found, self.ground.calibration)
 
     def model(self, stream: MemoryStream) -> tuple[Affine | None, tuple[str, ...]]:
