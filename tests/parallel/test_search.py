@@ -161,6 +161,17 @@ def test_sharding_takes_less_memory_the_more_is_sharded():
     assert found["dp_replicate=4"] == states + 16 * 6 * MIB
 
 
+def test_zero_3_has_the_root_and_two_blocks_whole_and_tensor_parallel_splits_the_blocks():
+    plans = {p.spec.label: p for p in search(cluster(gpus=4), training(splits=True)).plans}
+
+    # Embedding and head are the root, of 4 MiB of parameters each, as each of the four blocks.
+    sharded = plans["dp_shard=4 zero=3"].peak_bytes.value
+    assert sharded == (6 * 16 / 4 + 16 * 6 + 8 + 8) * MIB
+    outside, inside = 2 * 16 / 2 + 32 * 2, (4 * 16 / 2 + 32 * 4) / 2
+    split = plans["dp_shard=2 tp=2 zero=3"].peak_bytes.value
+    assert split == (outside + inside + 8 + 8 / 2) * MIB
+
+
 def test_a_pipeline_holds_a_stage_and_as_many_microbatches_as_are_in_flight():
     plans = {p.spec.label: p for p in search(cluster(gpus=2), training(splits=True)).plans}
 
