@@ -131,6 +131,15 @@ def test_a_batch_without_a_sample_for_each_part_is_rejected_in_a_line():
     assert "4 no way" in advise(found, here, what).verdict.replace("on ", "")
 
 
+def test_the_reason_against_the_asked_gpus_is_that_of_their_first_way():
+    here, what = cluster(gpus=3), training(batch=64)
+
+    advice = advise(search(here, what), here, what)
+
+    assert advice.ranks == 1
+    assert advice.cause == "a global batch of 64 is no multiple of 3 parts"
+
+
 def test_what_does_not_fit_one_gpu_names_the_fewest_that_suffice():
     # 6 layers of 4 MiB, four times with gradients and AdamW: 96 MiB; activations 6 MiB a sample.
     here, what = cluster(), training(batch=64, limit=330 * MIB)

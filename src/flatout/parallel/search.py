@@ -246,7 +246,6 @@ def plan_of(spec: ParallelSpec, cluster: Cluster, training: Training) -> Paralle
     step = step_work(spec, cluster, training, columns, microbatches)
     cost = step_cost(step, training.costs)
     source = _surest(training.costs.source, cluster)
-    shares = {**cost.shares, "starts": cost.start_share}
     return ParallelPlan(
         spec=replace(spec, microbatches=microbatches if microbatches > 1 else 0),
         ranks=spec.world_size,
@@ -254,7 +253,9 @@ def plan_of(spec: ParallelSpec, cluster: Cluster, training: Training) -> Paralle
         why=_words(cost, spec, samples),
         step_ms=TaggedNumber(value=1e3 * cost.total_s, source=source),
         peak_bytes=memory,
-        shares={name: TaggedNumber(value=value, source=source) for name, value in shares.items()},
+        shares={
+            name: TaggedNumber(value=value, source=source) for name, value in cost.shares.items()
+        },
     )
 
 
@@ -514,10 +515,9 @@ def search_best(cluster: Cluster, training: Training) -> ParallelPlan | None:
 
 def cause_of(found: Found, enough: int, cluster: Cluster, training: Training) -> str:
     """Return why more ranks gain little: the largest part of their step that does not shrink."""
-    more = [n for n in found.best if n > enough]
-    if not more:
-        return f"a global batch of {training.batch} cannot be cut into so many parts"
-    plan = found.best[max(more)]
+    plan = found.best.get(cluster.ranks)
+    if plan is None:
+        return found.plans[0].why
     shares = {name: one.value for name, one in plan.shares.items()}
     name = max(shares, key=shares.__getitem__)
     share = format_share(min(1.0, shares[name]))
