@@ -26,7 +26,9 @@ from flatout.records.memory_stream import (
 )
 from flatout.records.parallel import ParallelSpec
 from flatout.records.plan import NumberSource
+from flatout.records.readings import RankFacts
 from flatout.records.units import GIB, MIB
+from tests.techniques.facts import pipeline, profile
 
 GPU = find_gpu("h100")
 
@@ -119,6 +121,20 @@ def test_a_slow_link_is_named_as_the_cause():
 
     assert advice.ranks == 1
     assert "exposed communication over a slow link (0.1 GB/s, assumed)" in advice.cause
+
+
+def test_a_profile_of_several_ranks_counts_the_samples_of_one_and_the_cores_of_all():
+    pipe = pipeline(decode=2.0)
+    one = profile(samples_per_step=16.0, pipeline=replace(pipe, usable_cores=8))
+    rank = RankFacts(rank=0, step_ms=100.0, phases_ms={}, samples_per_s=160.0)
+    four = replace(
+        one, samples_per_step=64.0, ranks=(rank,) * 4, pipeline=replace(pipe, usable_cores=2)
+    )
+
+    alone, spread = (replace(training(), profile=seen) for seen in (one, four))
+
+    assert spread.costs == alone.costs
+    assert spread.samples_per_s_of_host == alone.samples_per_s_of_host == 8 / 2e-3
 
 
 def test_a_batch_without_a_sample_for_each_part_is_rejected_in_a_line():

@@ -14,6 +14,7 @@ from flatout.workflow import plan as verb
 from flatout.workflow.plan import PlanOptions, ground_of, plan, traceable_choice
 from tests.paths import ROOT
 from tests.support.toy import toy_stream
+from tests.techniques.facts import profile
 
 SCRIPTS = ROOT / "tests/scripts/whole"
 SUBJECT = f"{SCRIPTS / 'planned.py'}:subject"
@@ -149,6 +150,26 @@ def test_an_unknown_gpu_is_refused_before_anything_runs(options, says):
 def test_numbers_that_plan_nothing_are_refused(options):
     with pytest.raises(UserError, match="at least 1"):
         PlanOptions(gpu="l4", **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "gpu", "is_refused"),
+    [
+        ("cuda", "NVIDIA L4", "h100", True),
+        ("cpu", "AMD EPYC 7763", "24GiB", True),
+        ("cuda", "NVIDIA H100 80GB HBM3", "h100", False),
+        ("cuda", "NVIDIA RTX A6000", "48GiB", False),
+    ],
+)
+def test_a_profile_of_another_device_calibrates_nothing(monkeypatch, kind, name, gpu, is_refused):
+    monkeypatch.setattr(
+        verb, "open_tracer", lambda *_: nullcontext(lambda request: toy_stream(request.batch or 16))
+    )
+    seen = profile(kind=kind, device_name=name, samples_per_step=16.0)
+    refusal = pytest.raises(UserError, match=f"{name} and the plan for") if is_refused else None
+
+    with refusal or nullcontext():
+        plan("train.py", (), PlanOptions(gpu=gpu, gpus=2, profile=seen))
 
 
 def test_an_option_behind_the_script_is_pointed_at():

@@ -109,7 +109,7 @@ class Training:
     splits_layers: bool = False
     """Whether the model may be split by layers and products: a Task may, a script may not."""
     profile: Profile | None = None
-    """Of the training on one device."""
+    """Of the training on such devices, one or several."""
     is_half: bool = False
 
     @property
@@ -139,7 +139,8 @@ class Training:
         profile = self.profile
         if profile is None:
             return sheet
-        columns = self.columns(round(profile.samples_per_step) or self.batch)
+        # The time of a step is one rank's, and so are the samples that belong to it.
+        columns = self.columns(round(profile.samples_per_step_per_rank) or self.batch)
         step_s = profile.step_ms.median / 1e3
         scale = profile.share("forward", "backward") * step_s
         scale /= sheet.work_s(columns.work(ParallelSpec(), 0))
@@ -172,7 +173,8 @@ class Training:
             return math.inf
         pipeline = profile.pipeline
         if pipeline is not None and pipeline.cpu_ms > 0:
-            return pipeline.usable_cores / (pipeline.cpu_ms / 1e3)
+            cores = pipeline.usable_cores * max(1, len(profile.ranks))
+            return cores / (pipeline.cpu_ms / 1e3)
         if profile.lost_to_data > 0.05:
             return profile.samples_per_s
         return math.inf

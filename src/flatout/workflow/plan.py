@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from flatout.analysis import stream_changes as transforms
-from flatout.hardware.catalogue import CATALOGUE, GpuModel, find_gpu, model_of
+from flatout.hardware.catalogue import CATALOGUE, UNNAMED, GpuModel, find_gpu, model_of
 from flatout.hardware.machine import read_machine
 from flatout.launch.trial_process import clean_up_stale_trials
 from flatout.parallel.cost import Link
@@ -29,6 +29,7 @@ from flatout.planner.workspaces import find_calibration, with_environment, with_
 from flatout.records import catalogue as techniques
 from flatout.records.errors import UserError
 from flatout.records.input_files import read_json
+from flatout.records.machine import Device
 from flatout.records.memory_stream import MemoryStream, Phase
 from flatout.records.plan import MAX_BATCH, Plan
 from flatout.records.profile import Profile, profile_from_json
@@ -66,7 +67,7 @@ class PlanOptions:
     """Techniques that the training runs with already."""
     hosts: int = 1
     profile: Profile | None = None
-    """Of the training on one GPU, which calibrates the times of ways to spread it."""
+    """Of the training on the planned kind of GPU: it calibrates the times of ways to spread it."""
     links: Link | None = None
     """Between the ranks of a host, as a probe measured it."""
 
@@ -115,6 +116,8 @@ def plan(
         )
     clean_up_stale_trials()
     ground = ground_of(options)
+    if options.profile is not None:
+        _check_device(options.profile, ground.gpu)
     with open_tracer(target, arguments) as trace:
         tracer = _Tracer(trace=trace, options=options, ground=ground, tell=tell)
         stream = tracer.stream(options.batch, "two steps")
@@ -176,6 +179,21 @@ def read_profile(path: Path) -> Profile:
         raise UserError(f"cannot read the profile {path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no profile: {error}") from None
+
+
+def _check_device(profile: Profile, gpu: GpuModel) -> None:
+    """Refuse to calibrate the times of one device by the profile of another.
+
+    Raises:
+        UserError: if it is another; a GPU of which only the memory is planned may be any.
+    """
+    device = Device(kind=profile.device_kind, name=profile.device_name, memory_bytes=0)
+    is_gpu = profile.device_kind in GPU_KINDS
+    if not is_gpu or gpu.name not in (UNNAMED, model_of(device).name):
+        raise UserError(
+            f"the profile is of {profile.device_name} and the plan for {gpu.full_name}: measure on "
+            "that GPU, or leave --profile out, and times come from its data sheet"
+        )
 
 
 def read_links(path: Path, ranks: int, tell: Tell) -> Link:
