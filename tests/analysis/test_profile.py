@@ -152,6 +152,13 @@ def test_rollouts_between_the_measured_steps_are_told_where_they_take_much_of_th
     ) in profile.notes
 
 
+def test_evaluations_after_the_first_measured_step_are_no_warm_up():
+    profile = summarise(with_evaluations(2.8, at=(6, 9)), machine())
+
+    assert profile.warmup_steps == 3
+    assert profile.warmup_ms == pytest.approx(100.0)
+
+
 def test_short_evaluations_and_those_that_count_are_not_called_left_out():
     short = summarise(with_evaluations(0.1), machine())
     counted = summarise(with_evaluations(0.1, at=range(12)), machine())

@@ -61,6 +61,16 @@ def test_a_starved_step_lasts_as_long_as_its_loader():
     assert cost.shares["data"] == 0.75
 
 
+def test_the_share_of_starts_is_one_of_the_step():
+    work = (Work(flops=3.0, starts=4.0),)
+    costs = DeviceCosts(s_per_flop=1.0, s_per_start=1.0, step_s=10.0)
+
+    cost = step_cost(StepWork(stages=work, microbatches=2), costs)
+
+    assert cost.total_s == 2 * 5.0 + 10.0
+    assert cost.shares["starts"] == 2 * 4.0 / 20.0
+
+
 def test_a_fit_finds_the_constants_that_made_the_steps():
     made = DeviceCosts(s_per_flop=2e-3, s_per_byte=1e-3, s_per_start=0.05, step_s=0.01)
     steps = [

@@ -26,7 +26,9 @@ from flatout.records.memory_stream import (
 )
 from flatout.records.parallel import ParallelSpec
 from flatout.records.plan import NumberSource
+from flatout.records.readings import RankFacts
 from flatout.records.units import GIB, MIB
+from tests.techniques.facts import pipeline, profile
 
 GPU = find_gpu("h100")
 
@@ -121,6 +123,20 @@ def test_a_slow_link_is_named_as_the_cause():
     assert "exposed communication over a slow link (0.1 GB/s, assumed)" in advice.cause
 
 
+def test_a_profile_of_several_ranks_counts_the_samples_of_one_and_the_cores_of_all():
+    pipe = pipeline(decode=2.0)
+    one = profile(samples_per_step=16.0, pipeline=replace(pipe, usable_cores=8))
+    rank = RankFacts(rank=0, step_ms=100.0, phases_ms={}, samples_per_s=160.0)
+    four = replace(
+        one, samples_per_step=64.0, ranks=(rank,) * 4, pipeline=replace(pipe, usable_cores=2)
+    )
+
+    alone, spread = (replace(training(), profile=seen) for seen in (one, four))
+
+    assert spread.costs == alone.costs
+    assert spread.samples_per_s_of_host == alone.samples_per_s_of_host == 8 / 2e-3
+
+
 def test_a_batch_without_a_sample_for_each_part_is_rejected_in_a_line():
     here, what = cluster(gpus=4), training(batch=2)
 
@@ -129,6 +145,15 @@ def test_a_batch_without_a_sample_for_each_part_is_rejected_in_a_line():
     reasons = {plan.spec.label: plan.why for plan in found.plans}
     assert reasons["dp_replicate=4"] == "a global batch of 2 has no sample for each of 4 parts"
     assert "4 no way" in advise(found, here, what).verdict.replace("on ", "")
+
+
+def test_the_reason_against_the_asked_gpus_is_that_of_their_first_way():
+    here, what = cluster(gpus=3), training(batch=64)
+
+    advice = advise(search(here, what), here, what)
+
+    assert advice.ranks == 1
+    assert advice.cause == "a global batch of 64 is no multiple of 3 parts"
 
 
 def test_what_does_not_fit_one_gpu_names_the_fewest_that_suffice():
@@ -159,6 +184,17 @@ def test_sharding_takes_less_memory_the_more_is_sharded():
     whole = stream(16)
     states = sum(a.size for a in whole.allocations if a.phase is Phase.SETUP)
     assert found["dp_replicate=4"] == states + 16 * 6 * MIB
+
+
+def test_zero_3_has_the_root_and_two_blocks_whole_and_tensor_parallel_splits_the_blocks():
+    plans = {p.spec.label: p for p in search(cluster(gpus=4), training(splits=True)).plans}
+
+    # Embedding and head are the root, of 4 MiB of parameters each, as each of the four blocks.
+    sharded = plans["dp_shard=4 zero=3"].peak_bytes.value
+    assert sharded == (6 * 16 / 4 + 16 * 6 + 8 + 8) * MIB
+    outside, inside = 2 * 16 / 2 + 32 * 2, (4 * 16 / 2 + 32 * 4) / 2
+    split = plans["dp_shard=2 tp=2 zero=3"].peak_bytes.value
+    assert split == (outside + inside + 8 + 8 / 2) * MIB
 
 
 def test_a_pipeline_holds_a_stage_and_as_many_microbatches_as_are_in_flight():

@@ -64,9 +64,10 @@ def test_traces_a_script_as_it_is(folder):
 
 
 def test_gives_a_script_another_batch(folder):
-    stream = trace_memory("planned_steps.py", request=TraceRequest(batch=64))
+    stream = trace_memory("planned_steps.py", request=TraceRequest(batch=64, ranks=4))
 
     assert stream.batch == 64
+    assert not stream.spreads_itself  # torchrun's variables alone spread nothing
     assert any(a.shape == (64, 3, 16, 16) for a in stream.allocations)
 
 
@@ -193,6 +194,7 @@ def test_runs_a_script_for_real_that_stays_on_the_host(folder):
 def test_traces_the_first_rank_of_several_with_its_buckets(folder, words, copies):
     stream = trace_memory("planned_ranks.py", words, TraceRequest(ranks=4))
 
+    assert stream.spreads_itself
     last = stream.steps - 1
     gradients = sum(
         a.size

@@ -21,7 +21,7 @@ from flatout.techniques.model.lora import low_rank
 from flatout.techniques.optimizer.adafactor import with_factored_states
 from flatout.techniques.optimizer.eight_bit_optimizer import with_states_in_bytes
 from flatout.techniques.optimizer.optimizer_in_backward import with_updates_in_backward
-from tests.support.toy import TOKENS, VOCABULARY, toy_stream
+from tests.support.toy import TOKENS, VOCABULARY, WIDTH, toy_stream
 
 
 def ground(gpu="l4", gpus=1):
@@ -214,6 +214,32 @@ def test_zero_spreads_one_more_component_a_stage(stage, parts):
 
     shares = [component_bytes(found, c) / component_bytes(stream, c) for c in order]
     assert shares == pytest.approx([1 / 8] * parts + [1.0] * (3 - parts))
+
+
+def test_zero_3_has_the_root_and_two_blocks_whole():
+    stream = toy_stream(1)
+    root, block = 4 * VOCABULARY * WIDTH, 4 * WIDTH * 4 * WIDTH
+
+    found = transforms.sharded(stream, 3, 8)
+
+    gathered = [a.size for a in found.allocations if a.operator == "all_gather"]
+    assert gathered == [root + 2 * block]
+
+
+def test_zero_reduces_gradients_without_buckets_from_stage_2_on():
+    stream = transforms.with_buckets(toy_stream(1))
+    views = [
+        replace(a, operator=transforms.BUCKETS) if a.component is Component.GRADIENTS else a
+        for a in toy_stream(1).allocations
+    ]
+    only_copy = replace(toy_stream(1), allocations=tuple(views))
+
+    left = [
+        any(a.operator == transforms.BUCKETS for a in transforms.sharded(of, stage, 8).allocations)
+        for of, stage in ((stream, 1), (stream, 2), (stream, 3), (only_copy, 2))
+    ]
+
+    assert left == [True, False, False, True]
 
 
 def test_a_chunked_loss_makes_log_probabilities_in_parts_and_keeps_the_logits():

@@ -1,7 +1,11 @@
 """Plans of real targets, traced in real processes."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 
+from flatout.analysis.stream_changes import BUCKETS, BUCKETS_ASSUMED
 from flatout.hardware.catalogue import CATALOGUE
 from flatout.records.errors import UserError
 from flatout.records.plan import NumberSource
@@ -9,6 +13,8 @@ from flatout.records.recipe import Choice, Recipe
 from flatout.workflow import plan as verb
 from flatout.workflow.plan import PlanOptions, ground_of, plan, traceable_choice
 from tests.paths import ROOT
+from tests.support.toy import toy_stream
+from tests.techniques.facts import profile
 
 SCRIPTS = ROOT / "tests/scripts/whole"
 SUBJECT = f"{SCRIPTS / 'planned.py'}:subject"
@@ -86,6 +92,30 @@ def test_more_gpus_take_more_memory_each():
     assert any("second copy" in note for note in two.notes)
 
 
+@pytest.mark.parametrize(
+    ("spreads_itself", "gpus", "global_batch"), [(False, 1, 16), (False, 2, 16), (True, 2, 128)]
+)
+def test_a_script_that_spreads_itself_has_its_batch_on_every_rank_of_every_host(
+    monkeypatch, spreads_itself, gpus, global_batch
+):
+    asked = set()
+
+    def trace(request):
+        asked.add((request.ranks, request.hosts))
+        return replace(toy_stream(request.batch or 16), spreads_itself=spreads_itself)
+
+    monkeypatch.setattr(verb, "open_tracer", lambda *_: nullcontext(trace))
+
+    found = plan("train.py", (), PlanOptions(gpu="h100", gpus=gpus, hosts=4))
+
+    assert asked == {(4 * gpus, 4)}
+    assert found.plan.advice.batch == global_batch
+    assert "nccl" in found.plan.components
+    # FSDP's shards are no buckets, and stay as they were traced.
+    assert (BUCKETS_ASSUMED in found.plan.notes) is not spreads_itself
+    assert any(a.operator == BUCKETS for a in found.stream.allocations) is not spreads_itself
+
+
 @pytest.mark.slow
 def test_a_recipe_is_part_of_what_is_planned():
     choice = Choice(technique="activation_checkpointing", settings={"mode": "full"})
@@ -120,6 +150,26 @@ def test_an_unknown_gpu_is_refused_before_anything_runs(options, says):
 def test_numbers_that_plan_nothing_are_refused(options):
     with pytest.raises(UserError, match="at least 1"):
         PlanOptions(gpu="l4", **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "gpu", "is_refused"),
+    [
+        ("cuda", "NVIDIA L4", "h100", True),
+        ("cpu", "AMD EPYC 7763", "24GiB", True),
+        ("cuda", "NVIDIA H100 80GB HBM3", "h100", False),
+        ("cuda", "NVIDIA RTX A6000", "48GiB", False),
+    ],
+)
+def test_a_profile_of_another_device_calibrates_nothing(monkeypatch, kind, name, gpu, is_refused):
+    monkeypatch.setattr(
+        verb, "open_tracer", lambda *_: nullcontext(lambda request: toy_stream(request.batch or 16))
+    )
+    seen = profile(kind=kind, device_name=name, samples_per_step=16.0)
+    refusal = pytest.raises(UserError, match=f"{name} and the plan for") if is_refused else None
+
+    with refusal or nullcontext():
+        plan("train.py", (), PlanOptions(gpu=gpu, gpus=2, profile=seen))
 
 
 def test_an_option_behind_the_script_is_pointed_at():

@@ -97,7 +97,7 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
         peak_bytes=device.peak,
         overhead_share=_listening_s_per_step(result, window) / step_s,
         warmup_steps=window.warmup_steps,
-        warmup_ms=1e3 * sum(step.wall_s for step in window.steps[: window.warmup_steps]),
+        warmup_ms=1e3 * window.warm_up_s,
         first_step_ms=1e3 * window.steps[0].wall_s,
         losses=tuple(losses[:MAX_LOSSES]),
         batches_per_step=_mean([s.batches for s in window.sampled]),

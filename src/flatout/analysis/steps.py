@@ -73,12 +73,20 @@ class Window:
     measured: tuple[Step, ...]
     """Clean steps after warm-up."""
     warmup_steps: int
+    """Steps that do not count, those after the warm-up too."""
     is_warm: bool
     """False when half the steps were dropped and they were still not steady."""
     are_clean: bool
     """False when too few clean steps were left and dirty ones had to count."""
     period: int
     """Steps over which the time is averaged before the median is taken."""
+
+    @property
+    def warm_up_s(self) -> float:
+        """Seconds until the first measured step began."""
+        first = self.measured[0] if self.measured else None
+        before = itertools.takewhile(lambda step: step is not first, self.steps)
+        return sum(step.wall_s for step in before)
 
     @property
     def sampled(self) -> tuple[Step, ...]:

@@ -140,9 +140,9 @@ def with_buckets(stream: MemoryStream) -> MemoryStream:
     """Data parallelism: buckets hold a second copy of the gradients from the first backward on.
 
     That is torch's default; with `gradient_as_bucket_view=True` there is one copy only. A script
-    that makes buckets itself is left as it was traced.
+    that spreads itself is left as it was traced: with its own buckets, or with FSDP's shards.
     """
-    if any(allocation.operator == BUCKETS for allocation in stream.allocations):
+    if stream.spreads_itself:
         return stream
     gradients = [
         allocation
@@ -161,12 +161,34 @@ def with_buckets(stream: MemoryStream) -> MemoryStream:
     return draft.build(BUCKETS_ASSUMED)
 
 
-def sharded(stream: MemoryStream, stage: int, shards: int) -> MemoryStream:
-    """ZeRO: optimizer state, from stage 2 on gradients, with 3 parameters, spread over GPUs.
+def second_copies(stream: MemoryStream) -> list[int]:
+    """Return the buckets that hold gradients once more, which ZeRO does without from stage 2 on.
 
-    With stage 3 two layers' whole parameters are there at any time: the one that computes and
-    the one that is fetched.
+    None where gradients are views of the buckets: then these are the only copy.
     """
+    buckets = [index for index, a in enumerate(stream.allocations) if a.operator == BUCKETS]
+    has_others = any(
+        a.component is Component.GRADIENTS and a.operator != BUCKETS for a in stream.allocations
+    )
+    return buckets if has_others else []
+
+
+def gathered_bytes(stream: MemoryStream) -> tuple[int, int]:
+    """Return what ZeRO's stage 3 has whole at most: of the root, and of its blocks.
+
+    FSDP keeps what is outside the blocks from the first forward to the last backward, and of the
+    blocks the one that computes and the one that is fetched: at most the two largest.
+    """
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for allocation in stream.allocations:
+        if allocation.component is Component.PARAMETERS:
+            sizes[block_of(allocation.module)] += allocation.size
+    root = sizes.pop("", 0)
+    return root, sum(sorted(sizes.values())[-2:])
+
+
+def sharded(stream: MemoryStream, stage: int, shards: int) -> MemoryStream:
+    """ZeRO: optimizer state, from stage 2 on gradients, with 3 parameters, spread over GPUs."""
     parts = [Component.OPTIMIZER]
     parts += [Component.GRADIENTS] if stage > 1 else []
     parts += [Component.PARAMETERS] if stage > 2 else []
@@ -177,9 +199,19 @@ def sharded(stream: MemoryStream, stage: int, shards: int) -> MemoryStream:
     for index, allocation in enumerate(result.allocations):
         if allocation.phase is Phase.OPTIMIZER and allocation.component is Component.TEMPORARIES:
             draft.resize(index, -(-allocation.size // shards))
+    if stage > 1:
+        for index in second_copies(stream):
+            draft.drop(index)
     if stage > 2:
         start = next((mark.at for mark in stream.marks if mark.phase is not Phase.SETUP), 0)
-        draft.add(_gathered(stream), start, None)
+        whole = Allocation(
+            size=sum(gathered_bytes(stream)),
+            component=Component.TEMPORARIES,
+            phase=Phase.SETUP,
+            step=0,
+            operator="all_gather",
+        )
+        draft.add(whole, start, None)
     return draft.build()
 
 
@@ -260,22 +292,6 @@ def resized(
         if allocation.component is part:
             draft.resize(index, size(allocation))
     return draft.build()
-
-
-def _gathered(stream: MemoryStream) -> Allocation:
-    """Return the whole parameters of the two largest modules that hold some."""
-    by_block: defaultdict[str, int] = defaultdict(int)
-    example: Allocation | None = None
-    for allocation in stream.allocations:
-        if allocation.component is Component.PARAMETERS:
-            by_block[allocation.module] += allocation.size
-            example = example or allocation
-    size = sum(sorted(by_block.values())[-2:])
-    if example is None:
-        raise ValueError("a stream without parameters cannot be sharded")
-    return replace(
-        example, size=size, component=Component.TEMPORARIES, operator="all_gather", shape=()
-    )
 
 
 def is_half(stream: MemoryStream) -> bool:

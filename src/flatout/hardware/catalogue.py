@@ -130,6 +130,7 @@ CATALOGUE: Mapping[str, GpuModel] = {model.name: model for model in MODELS}
 
 UNITS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+UNNAMED = "unnamed"
 UNKNOWN_GPU = CATALOGUE["a100-80"]
 """Arithmetic that a device without a name is given; times of a plan are ratios, not seconds."""
 
@@ -169,7 +170,7 @@ def unnamed(memory_bytes: int, text: str) -> GpuModel:
             f"give its memory, as 24GiB, or one of: {', '.join(CATALOGUE)}"
         )
     return GpuModel(
-        name="unnamed",
+        name=UNNAMED,
         full_name=f"a GPU with {format_bytes(memory_bytes)}",
         memory_bytes=memory_bytes,
         compute_capability=UNKNOWN_GPU.compute_capability,

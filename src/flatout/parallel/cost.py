@@ -148,9 +148,8 @@ class StepCost:
     rest_s: float
     data_s: float
     """What the loaders take for a step; it counts where it is longer than everything else."""
-    start_share: float
-    """The part of the slowest stage's microbatch that is left if the device were infinitely fast.
-    """
+    start_s: float
+    """Part of `compute_s` that is left if the device were infinitely fast."""
 
     @property
     def busy_s(self) -> float:
@@ -170,6 +169,7 @@ class StepCost:
             "communication": self.exposed_s + self.tensor_s + self.hop_s,
             "bubble": self.bubble_s,
             "data": max(0.0, self.data_s - self.busy_s),
+            "starts": self.start_s,
         }
         return {cause: seconds / self.total_s for cause, seconds in found.items()}
 
@@ -197,7 +197,7 @@ def step_cost(step: StepWork, costs: DeviceCosts) -> StepCost:
         optimizer_s=costs.s_per_parameter * step.parameters,
         rest_s=costs.step_s,
         data_s=step.data_s,
-        start_share=costs.s_per_start * work.starts / most_s if most_s else 0.0,
+        start_s=step.microbatches * costs.s_per_start * work.starts,
     )
 
 

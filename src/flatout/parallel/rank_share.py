@@ -118,7 +118,8 @@ class StreamColumns:
         self.places = np.array([_place(row, layout) for row in rows])
         self.parts = np.array([_COMPONENTS[row.component] for row in rows])
         self.is_optimizer = np.array([row.phase is Phase.OPTIMIZER for row in rows])
-        self.is_bucket = np.array([row.operator == stream_changes.BUCKETS for row in rows])
+        self.is_second_copy = np.zeros(len(rows), dtype=bool)
+        self.is_second_copy[stream_changes.second_copies(stream)] = True
         last = stream.steps - 1
         self.is_made = np.array([r.step == last and r.phase is not Phase.SETUP for r in rows])
         self.events = np.array([event.index for event in stream.events])
@@ -135,11 +136,7 @@ class StreamColumns:
         self.head_share = (
             head / (head + inside) if layout.prefix is not None and head + inside else 0.0
         )
-        modules: dict[str, int] = {}
-        for row in rows:
-            if row.component is Component.PARAMETERS:
-                modules[row.module] = modules.get(row.module, 0) + row.size
-        self.largest_two = float(sum(sorted(modules.values())[-2:]))
+        self.gathered_root, self.gathered_blocks = stream_changes.gathered_bytes(stream)
 
     def held(self, spec: ParallelSpec, stage: int) -> Any:
         """Return which allocations a stage of the pipeline makes."""
@@ -167,7 +164,7 @@ class StreamColumns:
         factors = self.held(spec, stage) * self.split(spec)
         factors = np.where(self.parts == _COMPONENTS[Component.ACTIVATIONS], in_flight, 1) * factors
         if spec.engine != "ddp":
-            factors = np.where(self.is_bucket, 0.0, factors)
+            factors = np.where(self.is_second_copy, 0.0, factors)
         for component, stage_of_zero in _ZERO.items():
             if spec.zero >= stage_of_zero:
                 sharded = self.parts == _COMPONENTS[component]
@@ -176,8 +173,7 @@ class StreamColumns:
             temporary = self.is_optimizer & (self.parts == _COMPONENTS[Component.TEMPORARIES])
             factors = np.where(temporary, factors / spec.dp_shard, factors)
         course = np.cumsum(self.signs * (self.sizes * factors)[self.events])
-        # The layer that computes and the one that is fetched are whole.
-        gathered = self.largest_two / spec.tp if spec.zero == 3 else 0.0
+        gathered = self.gathered_root + self.gathered_blocks / spec.tp if spec.zero == 3 else 0.0
         return float(course.max(initial=0.0)) + gathered
 
     def work(self, spec: ParallelSpec, stage: int) -> Work:

@@ -109,7 +109,7 @@ class Training:
     splits_layers: bool = False
     """Whether the model may be split by layers and products: a Task may, a script may not."""
     profile: Profile | None = None
-    """Of the training on one device."""
+    """Of the training on such devices, one or several."""
     is_half: bool = False
 
     @property
@@ -139,7 +139,8 @@ class Training:
         profile = self.profile
         if profile is None:
             return sheet
-        columns = self.columns(round(profile.samples_per_step) or self.batch)
+        # The time of a step is one rank's, and so are the samples that belong to it.
+        columns = self.columns(round(profile.samples_per_step_per_rank) or self.batch)
         step_s = profile.step_ms.median / 1e3
         scale = profile.share("forward", "backward") * step_s
         scale /= sheet.work_s(columns.work(ParallelSpec(), 0))
@@ -172,7 +173,8 @@ class Training:
             return math.inf
         pipeline = profile.pipeline
         if pipeline is not None and pipeline.cpu_ms > 0:
-            return pipeline.usable_cores / (pipeline.cpu_ms / 1e3)
+            cores = pipeline.usable_cores * max(1, len(profile.ranks))
+            return cores / (pipeline.cpu_ms / 1e3)
         if profile.lost_to_data > 0.05:
             return profile.samples_per_s
         return math.inf
@@ -246,7 +248,6 @@ def plan_of(spec: ParallelSpec, cluster: Cluster, training: Training) -> Paralle
     step = step_work(spec, cluster, training, columns, microbatches)
     cost = step_cost(step, training.costs)
     source = _surest(training.costs.source, cluster)
-    shares = {**cost.shares, "starts": cost.start_share}
     return ParallelPlan(
         spec=replace(spec, microbatches=microbatches if microbatches > 1 else 0),
         ranks=spec.world_size,
@@ -254,7 +255,9 @@ def plan_of(spec: ParallelSpec, cluster: Cluster, training: Training) -> Paralle
         why=_words(cost, spec, samples),
         step_ms=TaggedNumber(value=1e3 * cost.total_s, source=source),
         peak_bytes=memory,
-        shares={name: TaggedNumber(value=value, source=source) for name, value in shares.items()},
+        shares={
+            name: TaggedNumber(value=value, source=source) for name, value in cost.shares.items()
+        },
     )
 
 
@@ -514,10 +517,9 @@ def search_best(cluster: Cluster, training: Training) -> ParallelPlan | None:
 
 def cause_of(found: Found, enough: int, cluster: Cluster, training: Training) -> str:
     """Return why more ranks gain little: the largest part of their step that does not shrink."""
-    more = [n for n in found.best if n > enough]
-    if not more:
-        return f"a global batch of {training.batch} cannot be cut into so many parts"
-    plan = found.best[max(more)]
+    plan = found.best.get(cluster.ranks)
+    if plan is None:
+        return found.plans[0].why
     shares = {name: one.value for name, one in plan.shares.items()}
     name = max(shares, key=shares.__getitem__)
     share = format_share(min(1.0, shares[name]))

@@ -28,12 +28,19 @@ class DeviceModel:
     calibration: Calibration
     settings: AllocatorSettings = DEFAULT
     gpus: int = 1
+    """Of each host."""
+    hosts: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the training, one for each GPU."""
+        return self.gpus * self.hosts
 
     @property
     def outside(self) -> Amount:
-        """What is outside the allocator: the context and, with several GPUs, NCCL."""
+        """What is outside the allocator: the context and, with several ranks, NCCL."""
         parts = [self.calibration.context]
-        parts += [self.calibration.nccl] if self.gpus > 1 else []
+        parts += [self.calibration.nccl] if self.ranks > 1 else []
         sources = {part.source for part in parts}
         return Amount(
             bytes=sum(part.bytes for part in parts),

@@ -57,6 +57,8 @@ class TraceRequest:
     """Compute capability of the device that is planned for."""
     ranks: int = 1
     """Processes of a script that torchrun would start; the traced one is the first."""
+    hosts: int = 1
+    """Over which they are spread evenly."""
     limit_s: float = LIMIT_S
 
 

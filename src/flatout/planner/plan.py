@@ -210,7 +210,7 @@ def _components(
     rest = reserved.bytes - sum(at_peak.values())
     found["fragmentation"] = Amount(bytes=rest, source=NumberSource.SIMULATED)
     found["context"] = ground.calibration.context
-    if ground.gpus > 1:
+    if ground.ranks > 1:
         found["nccl"] = ground.calibration.nccl
     return found
 

@@ -98,6 +98,9 @@ class MemoryStream:
     compiled or it could not be found. The stream itself is that of eager code."""
     eager_kept_bytes: int | None = None
     """What the traced, eager code of the same part keeps, where the above was found."""
+    spreads_itself: bool = False
+    """Whether the training made a process group of several ranks: `batch` is that of one rank, and
+    buckets or shards are in the stream."""
     notes: tuple[str, ...] = ()
     """What could not be traced and what was assumed instead, one clause each."""
 
@@ -117,7 +120,7 @@ TEXTS = ("operator", "module", "line", "dtype")
 PLAIN = ("size", "step", "shape", "stream", "used_on")
 ABOUT = (
     *("device", "method", "steps", "batch", "model_flops"),
-    *("compiled_kept_bytes", "eager_kept_bytes"),
+    *("compiled_kept_bytes", "eager_kept_bytes", "spreads_itself"),
 )
 """Fields of the whole stream that are written as they are."""
 DEATH = -1

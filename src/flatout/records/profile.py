@@ -249,6 +249,8 @@ class Profile:
     overhead_share: float = 0.0
     """Share of the step that flatout's own listening cost, as estimated in the run."""
     warmup_steps: int = 0
+    """Steps that do not count: until they were steady, and later ones that hold evaluations, saves
+    or starts of a loader."""
     warmup_ms: float = 0.0
     """Time from the first training step's start until steps were steady: compilation is in here."""
     first_step_ms: float = 0.0

@@ -74,7 +74,7 @@ class PlannedDevice(Protocol):
     """What a technique may ask of the device that a training is planned for."""
 
     @property
-    def gpus(self) -> int: ...  # noqa: D102
+    def ranks(self) -> int: ...  # noqa: D102
     @property
     def capability(self) -> tuple[int, int] | None: ...  # noqa: D102
     @property

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from flatout.analysis import stream_changes as transforms
-from flatout.hardware.catalogue import CATALOGUE, GpuModel, find_gpu, model_of
+from flatout.hardware.catalogue import CATALOGUE, UNNAMED, GpuModel, find_gpu, model_of
 from flatout.hardware.machine import read_machine
 from flatout.launch.trial_process import clean_up_stale_trials
 from flatout.parallel.cost import Link
@@ -26,6 +26,7 @@ from flatout.planner.workspaces import find_calibration, with_environment, with_
 from flatout.records import catalogue as techniques
 from flatout.records.errors import UserError
 from flatout.records.input_files import read_json
+from flatout.records.machine import Device
 from flatout.records.memory_stream import MemoryStream, Phase
 from flatout.records.plan import MAX_BATCH, Plan
 from flatout.records.profile import Profile, profile_from_json
@@ -63,7 +64,7 @@ class PlanOptions:
     """Techniques that the training runs with already."""
     hosts: int = 1
     profile: Profile | None = None
-    """Of the training on one GPU, which calibrates the times of ways to spread it."""
+    """Of the training on the planned kind of GPU: it calibrates the times of ways to spread it."""
     links: Link | None = None
     """Between the ranks of a host, as a probe measured it."""
 
@@ -112,6 +113,8 @@ def plan(
         )
     clean_up_stale_trials()
     ground = ground_of(options)
+    if options.profile is not None:
+        _check_device(options.profile, ground.gpu)
     with open_tracer(target, arguments) as trace:
         tracer = _Tracer(trace=trace, options=options, ground=ground, tell=tell)
         stream = tracer.stream(options.batch, "two steps")
@@ -123,7 +126,7 @@ def plan(
         found = planner.plan_of(_words(target, arguments), setup, fit=options.fit)
         if model is not None and options.fit:
             found = tracer.checked(found, model)
-        if options.gpus * options.hosts > 1:
+        if ground.ranks > 1:
             found = _with_ways(found, setup, target, options)
     largest = tuple(replace(t, line=_relative(t.line)) for t in found.largest)
     return Planned(
@@ -135,14 +138,13 @@ def plan(
 
 def _with_ways(found: Plan, setup: Setup, target: str, options: PlanOptions) -> Plan:
     """Return the plan with the ways to spread the training, and how many GPUs are worth it."""
-    batch, ground, ranks = found.batch, setup.ground, options.gpus * options.hosts
+    batch, ground = found.batch, setup.ground
     if setup.at is None or batch is None:
         note = "ways to spread it over GPUs cannot be compared without a batch that can be changed"
         return replace(found, notes=(*found.notes, note))
-    spreads_itself = transforms.BUCKETS_ASSUMED not in found.notes
     training = Training(
         at=setup.at,
-        batch=batch * ranks if spreads_itself else batch,
+        batch=batch * ground.ranks if setup.stream.spreads_itself else batch,
         gpu=ground.gpu,
         limit_bytes=ground.limit(setup.stream),
         outside_bytes=ground.outside.bytes,
@@ -174,6 +176,21 @@ def read_profile(path: Path) -> Profile:
         raise UserError(f"cannot read the profile {path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no profile: {error}") from None
+
+
+def _check_device(profile: Profile, gpu: GpuModel) -> None:
+    """Refuse to calibrate the times of one device by the profile of another.
+
+    Raises:
+        UserError: if it is another; a GPU of which only the memory is planned may be any.
+    """
+    device = Device(kind=profile.device_kind, name=profile.device_name, memory_bytes=0)
+    is_gpu = profile.device_kind in GPU_KINDS
+    if not is_gpu or gpu.name not in (UNNAMED, model_of(device).name):
+        raise UserError(
+            f"the profile is of {profile.device_name} and the plan for {gpu.full_name}: measure on "
+            "that GPU, or leave --profile out, and times come from its data sheet"
+        )
 
 
 def read_links(path: Path, ranks: int, tell: Tell) -> Link:
@@ -208,6 +225,7 @@ def ground_of(options: PlanOptions) -> DeviceModel:
         calibration=with_environment(find_calibration(gpu, _torch_version()), os.environ),
         settings=settings_of_environment(os.environ),
         gpus=options.gpus,
+        hosts=options.hosts,
     )
 
 
@@ -252,10 +270,11 @@ class _Tracer:
             batch=batch,
             recipe=recipe,
             capability=self.ground.gpu.compute_capability or TraceRequest().capability,
-            ranks=self.options.gpus,
+            ranks=self.ground.ranks,
+            hosts=self.ground.hosts,
         )
         found = self.trace(request)
-        found = transforms.with_buckets(found) if self.options.gpus > 1 else found
+        found = transforms.with_buckets(found) if self.ground.ranks > 1 else found
         return with_workspaces(found, self.ground.calibration)
 
     def model(self, stream: MemoryStream) -> tuple[Affine | None, tuple[str, ...]]:

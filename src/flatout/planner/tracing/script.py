@@ -67,6 +67,8 @@ class Asked(Protocol):
     @property
     def ranks(self) -> int: ...  # noqa: D102
     @property
+    def hosts(self) -> int: ...  # noqa: D102
+    @property
     def limit_s(self) -> float: ...  # noqa: D102
 
 
@@ -102,7 +104,7 @@ class ScriptTracer:
         for technique in catalogue.build(asked.recipe):
             environment = technique.environment(environment)
         if asked.ranks > 1:
-            environment = {**environment, **rank_variables(asked.ranks)}
+            environment = {**environment, **rank_variables(asked.ranks, asked.hosts)}
         spec = TrialSpec(
             mode=MODE, recipe=asked.recipe, details={**to_plain(asked), "device": device}
         )
@@ -392,14 +394,14 @@ def _other_batch(asked: int, found: int | None) -> str:
     )
 
 
-def rank_variables(world_size: int) -> Mapping[str, str]:
-    """Return the variables that torchrun sets for the first rank of so many on one machine."""
+def rank_variables(world_size: int, hosts: int = 1) -> Mapping[str, str]:
+    """Return the variables that torchrun sets for the first rank of so many on so many hosts."""
     return {
         "RANK": "0",
         "LOCAL_RANK": "0",
         "GROUP_RANK": "0",
         "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size // hosts),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_RUN_ID": "plan",

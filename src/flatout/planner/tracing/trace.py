@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
@@ -302,6 +302,9 @@ def stream_of(
         steps=steps,
         batch=batch,
         model_flops=flops,
+        spreads_itself=distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1,
         notes=tuple(where.answers.notes),
     )
 

@@ -135,7 +135,7 @@ def may_step_in_backward(stream: MemoryStream, device: PlannedDevice) -> bool:
     Not where ranks have yet to average it, another backward adds to it, or all are read at once.
     """
     last = stream.steps - 1
-    if device.gpus > 1 or any(each.operator == BUCKETS for each in stream.allocations):
+    if device.ranks > 1 or any(each.operator == BUCKETS for each in stream.allocations):
         return False
     backwards = sum(mark.phase is Phase.BACKWARD and mark.step == last for mark in stream.marks)
     is_read = any(
