@@ -116,6 +116,23 @@ def test_a_script_that_spreads_itself_has_its_batch_on_every_rank_of_every_host(
     assert any(a.operator == BUCKETS for a in found.stream.allocations) is not spreads_itself
 
 
+def test_the_trace_of_a_technique_takes_no_minutes(monkeypatch):
+    limits = {}
+
+    def trace(request):
+        limits.setdefault(bool(request.recipe.choices), set()).add(request.limit_s)
+        if request.recipe.choices:
+            raise UserError("the trace was not done within 30 s")
+        return toy_stream(request.batch or 16)
+
+    monkeypatch.setattr(verb, "open_tracer", lambda *_: nullcontext(trace))
+
+    found = plan("train.py", (), PlanOptions(gpu="513MiB"))
+
+    assert limits == {False: {verb.LIMIT_S}, True: {verb.TECHNIQUE_LIMIT_S}}
+    assert any(note.endswith("the trace was not done within 30 s") for note in found.plan.notes)
+
+
 @pytest.mark.slow
 def test_a_recipe_is_part_of_what_is_planned():
     choice = Choice(technique="activation_checkpointing", settings={"mode": "full"})

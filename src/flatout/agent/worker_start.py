@@ -388,7 +388,7 @@ def _fork_instead(facts: StartFacts, method: str) -> Start:
         raise NotApplicable(f"{trouble}; put that right, since this system does not fork safely")
     if facts.is_cuda_in_use:
         raise NotApplicable(
-            f"{trouble}; CUDA is in use, which forked workers cannot use: put that right, or give the "
-            'loader multiprocessing_context="fork" if none of them does'
+            f"{trouble}; CUDA is in use, which forked workers cannot use: put that right, or give "
+            'the loader multiprocessing_context="fork" if none of them does'
         )
     return Start(method=FORK, because=f"flatout forks them instead of {method}: {facts.trouble}")

@@ -187,7 +187,7 @@ class _Process:
         readable, _, _ = select.select([self.replies], [], [], limit_s)
         if not readable:
             self.end()
-            raise UserError(f"the trace was not done within {limit_s:.0f} s; nothing is predicted")
+            raise UserError(f"the trace was not done within {limit_s:.0f} s")
         parts = []
         while part := os.read(self.replies, 1 << 16):
             parts.append(part)

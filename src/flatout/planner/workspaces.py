@@ -54,7 +54,8 @@ def find_calibration(gpu: GpuModel, torch_version: str) -> Calibration:
     A file of the same GPU with another torch is better than none; it is then tagged assumed.
 
     One JSON file a GPU and torch version is in `calibrations/`; `benchmarks/run_gpu.py` has one in
-    its record, to be put there. Where there is none, `assumed.json` is taken, and its numbers say so.
+    its record, to be put there. Where there is none, `assumed.json` is taken, and its numbers say
+    so.
     """
     assumed = _read(ASSUMED)
     files = [_read(path) for path in sorted(FOLDER.glob("*.json")) if path != ASSUMED]

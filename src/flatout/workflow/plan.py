@@ -20,7 +20,7 @@ from flatout.planner.allocator_settings import settings_of_environment
 from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import Affine, NotAffineError, affine, difference, steady_replay
 from flatout.planner.memory_options import Setup, ladder
-from flatout.planner.memory_trace import HF, Trace, TraceRequest, open_tracer
+from flatout.planner.memory_trace import HF, LIMIT_S, Trace, TraceRequest, open_tracer
 from flatout.planner.replay import snapshot_of, write_snapshot
 from flatout.planner.workspaces import find_calibration, with_environment, with_workspaces
 from flatout.records import catalogue as techniques
@@ -37,6 +37,9 @@ TECHNIQUES_S = 10.0
 """Time for tracing techniques: the first ones of the ladder then stand on traces, the rest on
 models.
 A technique is begun as long as it is not over."""
+TECHNIQUE_LIMIT_S = 30.0
+"""Time for the trace of one technique: what makes a thousand parts of a step takes longer than
+anybody waits for, and has a model to stand on."""
 MOST_TECHNIQUES = 4
 """Ways that are traced for real at most: a reader tries one or two."""
 MOST_SHRINKS = 3
@@ -272,6 +275,7 @@ class _Tracer:
             capability=self.ground.gpu.compute_capability or TraceRequest().capability,
             ranks=self.ground.ranks,
             hosts=self.ground.hosts,
+            limit_s=LIMIT_S if choice is None else TECHNIQUE_LIMIT_S,
         )
         found = self.trace(request)
         found = transforms.with_buckets(found) if self.ground.ranks > 1 else found
