@@ -265,6 +265,7 @@ def test_techniques_that_read_the_journey_know_it_in_a_tuning(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 def test_a_cpu_whose_time_goes_into_products_is_promised_little_by_the_compiler(tmp_path):
     script = READS.replace("64, 64", "1024, 1024").replace("512, 64", "512, 1024")
     (tmp_path / "train.py").write_text(script.replace("Linear(64, 1)", "Linear(1024, 1)"))
