@@ -1,5 +1,7 @@
 """The recorder's trace of a device that is not here: what it is divided by and what it leaves."""
 
+import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -111,6 +113,18 @@ def test_the_load_while_steps_are_traced_is_not_that_of_the_timed_ones(recorder,
     recorder.load()
 
     assert asked[0][1] is timed_until
+
+
+def test_counters_of_one_rank_are_not_taken_from_those_of_all(recorder):
+    assert recorder.readings
+    recorder.ranks = SimpleNamespace(is_alone=False)
+    recorder.spec = replace(recorder.spec, root_pid=os.getppid())
+
+    recorder.read_load()
+    assert len(recorder.readings) == 1
+
+    recorder.read_load()
+    assert len(recorder.readings) == 2
 
 
 def test_the_device_of_the_model_is_traced(recorder):

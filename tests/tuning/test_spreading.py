@@ -206,7 +206,7 @@ def test_tune_and_run_spread_a_real_script(tmp_path):
     done = subprocess.run([*tune, "--json", "t.json", "train.py"], check=False, **given)
 
     assert done.returncode == 0, done.stderr
-    assert "data_parallel ranks=2 zero=0" in done.stdout
+    assert "data_parallel ranks=2 zero=0" in " ".join(done.stdout.split())
 
     (tmp_path / "recipe.toml").write_text(
         f'[flatout]\nversion = "{__version__}"\n'

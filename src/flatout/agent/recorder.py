@@ -252,6 +252,7 @@ class Recorder:
         self.ranks = Ranks(self.spec.folder)
         self.meter = load_meter()
         self.readings: list[LoadReading] = []
+        self.read_root = 0
         self.read_at = session.clock.now()
         self.next_check = 4
         self.made = MadeSteps()
@@ -330,7 +331,10 @@ class Recorder:
         self._keep_partial(moment)
         self.look_at = min(self.read_at, self.partial_at)
         made = sum(session.counts.values())
+        was_alone = self.ranks.is_alone
         self.ranks.progress(made)
+        if was_alone and not self.ranks.is_alone:
+            self.read_load()
         if self.ranks.is_over(made):
             self.finish("done")
         if self.trace is not None:
@@ -396,8 +400,12 @@ class Recorder:
 
     def read_load(self) -> None:
         """Note the load of this training: its loader workers and other ranks are not foreign."""
-        root = None if self.ranks.is_alone else self.spec.root_pid
-        self.readings.append(self.meter.read(process_tree(root or os.getpid())))
+        root = (None if self.ranks.is_alone else self.spec.root_pid) or os.getpid()
+        if root != self.read_root:
+            # A rank learns of the others after some segments: the counters of one process cannot be
+            # taken from those of all.
+            self.readings, self.read_root = [], root
+        self.readings.append(self.meter.read(process_tree(root)))
 
     def load(self) -> dict[str, float]:
         """Return the load while the measured steps ran."""

@@ -133,7 +133,10 @@ def _short(
 ) -> list[str]:
     """Return the table and what limits now; what was kept is shown, the rest where it fits."""
     least = [i for i, row in enumerate(rows) if row.kind != "technique" or row.is_kept]
-    known = [_point(text, say, width) for text in (*limits(ablation), *notes(ablation))]
+    first, then = limits(ablation), notes(ablation)
+    if any(row.stage == "spread" for row in ablation.rows):
+        first, then = then, first  # whether several devices help is what was asked
+    known = [_point(text, say, width) for text in (*first, *then)]
     points = [*known[: MOST_POINTS - 1], _point(ending(ablation), say, width)]
     room -= len(table(columns_of(ESSENTIAL, say), [])) + 2  # a blank line, and the last one
     while points and len(least) + sum(map(len, points)) > room:
