@@ -5,12 +5,18 @@ import pytest
 
 from flatout.analysis.disturbance import notes_on, of_device, of_load
 from flatout.records.profile import profile_from_json
-from flatout.records.readings import GpuReadings
+from flatout.records.readings import GpuReadings, RankFacts
 from tests.paths import ROOT
 from tests.support.trial_runs import machine
+from tests.techniques.facts import loader
+from tests.techniques.facts import machine as any_machine
 
 DATA = ROOT / "tests/reporting/data"
 QUIET = {"foreign_share": 0.01, "steal_share": 0.0, "delay_share": 0.01, "wall_s": 10.0}
+
+
+def cores(count):
+    return any_machine(usable_cores=count)
 
 
 @pytest.fixture
@@ -43,6 +49,19 @@ def test_a_delay_of_the_jobs_own_making_disturbs_nothing(profile):
     crowded = replace(profile, cpu_threads=64)
 
     assert of_load(QUIET | {"delay_share": 0.5, "foreign_share": 0.04}, crowded, machine()) == ()
+
+
+@pytest.mark.parametrize(
+    ("workers", "ranks", "is_disturbed"), [(0, 1, True), (2, 1, False), (0, 4, False)]
+)
+def test_the_workers_of_the_recipe_count_on_every_rank(profile, workers, ranks, is_disturbed):
+    rank = RankFacts(rank=0, step_ms=100.0, phases_ms={}, samples_per_s=1.0)
+    own = loader(num_workers=8, effective_workers=workers)
+    seen = replace(profile, loaders=(own,), ranks=(rank,) * ranks)
+
+    found = of_load(QUIET | {"delay_share": 0.5, "foreign_share": 0.04}, seen, cores(2))
+
+    assert bool(found) is is_disturbed
 
 
 def test_a_few_ticks_in_a_short_window_are_no_evidence(profile):

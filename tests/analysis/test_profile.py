@@ -1,10 +1,13 @@
 """From what a training process wrote to a profile: what its device ran."""
 
+from dataclasses import replace
+
 import pytest
 
 from flatout.analysis.profile import summarise, with_kernels_of
-from flatout.records.phase_clock import EVAL, FORWARD, OTHER
+from flatout.records.phase_clock import DATA_WAIT, EVAL, FORWARD, OTHER
 from flatout.records.technique import Numerics
+from flatout.records.trial_result import LoaderSeen
 from flatout.techniques.compile.torch_compile import TorchCompile
 from flatout.tuning.ranking import Search, rank
 from tests.support.results import kernel, result, traced
@@ -157,6 +160,29 @@ def test_evaluations_after_the_first_measured_step_are_no_warm_up():
 
     assert profile.warmup_steps == 3
     assert profile.warmup_ms == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize(("asked", "had", "fetch_ms"), [(2, 0, 100.0), (0, 2, 0.0)])
+def test_a_batch_s_making_is_measured_where_the_recipe_left_no_workers(asked, had, fetch_ms):
+    found = result()
+    for segment in found.segments:
+        segment.seconds[DATA_WAIT] = 0.1
+    facts = {
+        "dataset": "Photos",
+        "dataset_len": 96,
+        "batch_size": 8,
+        "num_workers": asked,
+        "effective_workers": had,
+        "pin_memory": False,
+        "persistent_workers": False,
+        "prefetch_factor": None,
+        "steps_per_epoch": 12,
+    }
+    seen = LoaderSeen("main:1", facts, is_training=True)
+
+    profile = summarise(replace(found, loaders=(seen,)), machine())
+
+    assert profile.loaders[0].fetch_ms == pytest.approx(fetch_ms)
 
 
 def test_short_evaluations_and_those_that_count_are_not_called_left_out():

@@ -80,6 +80,18 @@ def test_the_largest_share_names_the_regime(name, facts):
     assert sum(regime.shares.values()) <= 1 + 1e-9
 
 
+def test_waits_for_a_straggler_are_not_bound_by_communication():
+    ranks = [
+        RankFacts(rank=n, step_ms=100, phases_ms={}, samples_per_s=1, exposed_communication_ms=ms)
+        for n, ms in enumerate((5.0, 60.0))
+    ]
+
+    regime = regime_of(profile(ranks=tuple(ranks)))
+
+    assert regime.name == "compute"
+    assert regime.shares["communication"] == 0.05
+
+
 def test_what_is_not_known_is_said_with_what_would_tell():
     regime = regime_of(profile(kind="cuda"))
 

@@ -9,7 +9,7 @@ import pytest
 
 from flatout.launch.trial_process import clean_up_stale_trials
 from flatout.planner.largest_batch import affine
-from flatout.planner.memory_trace import TraceRequest, open_tracer, trace_memory
+from flatout.planner.memory_trace import TraceRequest, _Process, open_tracer, trace_memory
 from flatout.planner.tracing import script
 from flatout.records.errors import UserError
 from flatout.records.memory_stream import Component, Phase
@@ -273,6 +273,16 @@ def test_goes_on_after_a_step_that_fails(folder):
 def test_says_when_the_process_dies(folder):
     with pytest.raises(UserError, match="the tracing process died"):
         trace_memory("planned_task.py:deadly")
+
+
+def test_where_a_gpu_cannot_be_pretended_the_host_stands_in(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(_Process, "ask", lambda _, request: asked.append(request.device))
+
+    with open_tracer("planned_task.py:task") as trace, pytest.raises(UserError, match="died"):
+        trace(TraceRequest())
+
+    assert asked == ["cuda", "host"]
 
 
 @pytest.mark.parametrize("request_", [TraceRequest(batch=0), TraceRequest(steps=0)])

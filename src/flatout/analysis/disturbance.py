@@ -45,8 +45,8 @@ def of_load(load: Mapping[str, float], profile: Profile, machine: Machine) -> tu
         found.append(words("note.foreign", share=format_share(foreign)))
     if steal > max(STEAL_LIMIT, floor):
         found.append(words("note.steal", share=format_share(steal)))
-    workers = sum(loader.num_workers for loader in profile.training_loaders)
-    is_oversubscribed = workers + profile.cpu_threads > machine.usable_cores
+    of_a_rank = sum(loader.workers for loader in profile.training_loaders) + profile.cpu_threads
+    is_oversubscribed = of_a_rank * max(1, len(profile.ranks)) > machine.usable_cores
     is_delayed = not is_oversubscribed and delay > DELAY_LIMIT
     if not found and is_delayed and foreign > max(FOREIGN_WITH_DELAY, floor):
         found.append(words("note.delayed", delay=format_share(delay), share=format_share(foreign)))

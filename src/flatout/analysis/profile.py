@@ -214,8 +214,7 @@ def _segments_per_step(result: TrialResult, window: Window) -> float:
 def _loader(seen: LoaderSeen, window: Window) -> LoaderFacts:
     wait = NAMES.index("data_wait")
     waits = [step.seconds[wait] / max(1, step.batches) for step in window.sampled]
-    is_measured = seen.is_training and not seen.asked["num_workers"] and waits
-    return from_plain(
+    facts: LoaderFacts = from_plain(
         LoaderFacts,
         {
             **seen.asked,
@@ -227,9 +226,11 @@ def _loader(seen: LoaderSeen, window: Window) -> LoaderFacts:
             "first_batch": seen.first_batch,
             "epoch_samples": seen.epoch_samples,
             "batch_bytes": int(statistics.median(seen.batch_bytes or [0])),
-            "fetch_ms": 1e3 * statistics.median(waits) if is_measured else 0.0,
         },
     )
+    if not seen.is_training or facts.workers or not waits:
+        return facts
+    return replace(facts, fetch_ms=1e3 * statistics.median(waits))
 
 
 def _model(model: ModelFacts, number: int, window: Window) -> ModelFacts:

@@ -258,11 +258,30 @@ def _sync(profile: Profile) -> tuple[float | None, str]:
 
 
 def _communication(profile: Profile) -> tuple[float, str]:
-    exposed = [rank.exposed_communication_ms or 0.0 for rank in profile.ranks]
-    if profile.trace and profile.trace.exposed_communication_ms:
-        exposed.append(profile.trace.exposed_communication_ms)
-    share = min(1.0, max(exposed, default=0.0) / profile.step_ms.median)
+    exposed_ms, step_ms = exposed_communication(profile) or (0.0, 0.0)
+    share = min(1.0, exposed_ms / step_ms) if step_ms else 0.0
     return share, f"collectives that nothing hides are {100 * share:.1f} % of the step"
+
+
+def exposed_communication(profile: Profile) -> tuple[float, float] | None:
+    """Return exposed communication and the step it is in, milliseconds; None where unseen.
+
+    Whoever waits for a slow rank does so in a collective, so the rank that is last tells best what
+    communication itself costs. One rank's trace cannot tell that waiting from bandwidth.
+    """
+    known = [
+        (rank.exposed_communication_ms, rank.step_ms)
+        for rank in profile.ranks
+        if rank.exposed_communication_ms is not None
+    ]
+    if known:
+        return min(known, key=lambda pair: pair[0])
+    trace = profile.trace
+    if trace is None or not trace.exposed_communication_ms:
+        return None
+    if any(rank.is_straggler for rank in profile.ranks):
+        return None
+    return trace.exposed_communication_ms, trace.step_ms
 
 
 def _launch(profile: Profile) -> tuple[float | None, str]:

@@ -260,10 +260,19 @@ def test_traces_on_the_host_where_no_device_can_be_pretended(monkeypatch):
     monkeypatch.setattr(cuda_shim, "install", refuse)
     monkeypatch.setattr(tracing.torch.cuda, "is_available", lambda: False)
 
-    stream = trace(MODELS["gpt"])
+    stream = trace(MODELS["small_cnn"])
 
     assert (stream.device, stream.method) == ("cpu", "cpu_fake")
     assert any("the headers are others" in note for note in stream.notes)
+    # A GPU's convolutions make no copies in oneDNN's blocks of channels.
+    assert not bytes_of(stream, Component.WORKSPACE)
+
+
+@pytest.mark.parametrize(("device", "has_buffers"), [("cpu", True), ("host", False)])
+def test_buffers_of_the_hosts_kernels_count_where_the_host_was_asked_for(device, has_buffers):
+    stream = trace(MODELS["small_cnn"], device=device)
+
+    assert bool(bytes_of(stream, Component.WORKSPACE)) is has_buffers
 
 
 def test_counts_virtual_functions_in_headers(tmp_path):

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from flatout.records.readings import RankFacts
 from flatout.rules.runtime.cpu_quota import check
 from tests.rules.pipeline_facts import pipeline
 from tests.techniques.facts import machine
@@ -25,6 +26,15 @@ def test_a_quota_below_the_cores_of_the_host_is_named_with_what_is_needed():
     )
     assert "docker run --cpus 8" in finding.next
     assert finding.share == 0.5
+
+
+def test_the_quota_of_a_container_is_held_against_all_its_ranks():
+    rank = RankFacts(rank=0, step_ms=100.0, phases_ms={}, samples_per_s=1.0)
+
+    finding = check(replace(starved(), ranks=(rank,) * 4), on(quota_cores=8.0))
+
+    assert "and 32.0 would make the samples" in finding.because
+    assert "docker run --cpus 32" in finding.next
 
 
 @pytest.mark.parametrize(

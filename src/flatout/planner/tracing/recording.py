@@ -155,6 +155,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             the host's are real.
         answers: How questions to fake tensors are answered.
         here: Returns the line of the user's that is running.
+        is_host: Whether what kernels of the host take inside counts: not where the host's
+            operators stand in for a GPU's.
     """
 
     def __init__(
@@ -165,6 +167,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_whole: bool,
         answers: OperatorAnswers,
         here: Callable[[], str],
+        is_host: bool,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.fake, self.is_whole = device, fake, is_whole
@@ -176,8 +179,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.modules: list[str] = []
         """Names of the modules that are running, the innermost last."""
         self.flops = 0.0
-        self.is_host = device == "cpu" and fake is not None
-        """Whether the kernels are those of the host, without running."""
+        self.is_host = is_host
         self.phase, self.step = Phase.SETUP, 0
         self.looks_away: Callable[[], bool] = lambda: False
         """Whether what is made now is none of the training's memory."""

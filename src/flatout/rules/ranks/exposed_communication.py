@@ -1,5 +1,6 @@
 """The ranks spend their steps in talking to each other."""
 
+from flatout.analysis.regime import exposed_communication
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
 from flatout.records.messages import words
@@ -14,13 +15,9 @@ TURNS = {"next": {"batch": "larger"}}
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
-    """Report communication that is exposed on every rank, a straggler's waits left out.
-
-    Whoever waits for a slow rank does so in a collective, so the rank that is last tells best what
-    communication itself costs.
-    """
+    """Report communication that is exposed on every rank, a straggler's waits left out."""
     del machine
-    seen = _of_ranks(profile) or _of_trace(profile)
+    seen = exposed_communication(profile)
     if seen is None:
         return None
     exposed_ms, step_ms = seen
@@ -39,23 +36,3 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         next=words("finding.exposed_communication.next"),
         evidence={"exposed_ms": exposed_ms, "step_ms": step_ms},
     )
-
-
-def _of_ranks(profile: Profile) -> tuple[float, float] | None:
-    """Return exposed communication and step of the rank that waits least; None where unseen."""
-    known = [
-        (rank.exposed_communication_ms, rank.step_ms)
-        for rank in profile.ranks
-        if rank.exposed_communication_ms is not None
-    ]
-    return min(known, key=lambda pair: pair[0], default=None)
-
-
-def _of_trace(profile: Profile) -> tuple[float, float] | None:
-    """Return what one rank's trace shows; it cannot tell waiting for a straggler from bandwidth."""
-    trace = profile.trace
-    if trace is None or not trace.exposed_communication_ms:
-        return None
-    if any(rank.is_straggler for rank in profile.ranks):
-        return None
-    return trace.exposed_communication_ms, trace.step_ms

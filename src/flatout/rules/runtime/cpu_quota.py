@@ -21,7 +21,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         return None
     if pipeline is None or pipeline.is_fed:
         return None
-    wanted = min(cores, math.ceil(pipeline.cores_needed * max(1, len(profile.ranks))))
+    needed = pipeline.cores_needed * max(1, len(profile.ranks))
     return Finding(
         code="cpu_quota",
         share=share,
@@ -30,8 +30,8 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             "finding.cpu_quota.because",
             quota=format_count(quota),
             cores=str(cores),
-            needed=format_count(pipeline.cores_needed),
+            needed=format_count(needed),
         ),
-        next=words("finding.cpu_quota.next", cores=str(wanted)),
+        next=words("finding.cpu_quota.next", cores=str(min(cores, math.ceil(needed)))),
         evidence={"quota_cores": quota, "affinity_cores": float(cores)},
     )

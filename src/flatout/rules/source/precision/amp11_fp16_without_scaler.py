@@ -18,9 +18,11 @@ def check(script: Script) -> Iterator[Issue]:
         name = "" if dtype is None else script.qualified(script.origin(dtype))
         device = argument(call, "device_type", 0)
         on_gpu = is_old or (device is not None and "cuda" in script.source(device))
-        if argument(call, "enabled") is not None or not on_gpu:
+        enabled = argument(call, "enabled", 0 if is_old else 2)
+        is_on = enabled is None or script.source(enabled) == "True"
+        if not (is_on and on_gpu):
             continue
-        if name == "torch.float16" or (dtype is None and not call.args[1:]):
+        if name == "torch.float16" or dtype is None:
             yield Issue(
                 node=call,
                 because=(
