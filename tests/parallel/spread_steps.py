@@ -26,7 +26,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-from volume import (
+
+from tests.parallel.volume import (
     VolumeCounter,
     absent_ranks,
     axes_of,

@@ -1,6 +1,7 @@
 """What ranks send each other: one traced process against four real ones, byte for byte."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,18 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parent / "spread_steps.py"
+ROOT = SCRIPT.parent.parent.parent
+GIVEN = {
+    "check": True,
+    "capture_output": True,
+    "timeout": 300,
+    "env": {**os.environ, "PYTHONPATH": str(ROOT)},
+}
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
 
 
 def run(command, path):
-    subprocess.run([*command, str(path)], check=True, capture_output=True, timeout=300)
+    subprocess.run([*command, str(path)], **GIVEN)
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +36,7 @@ def real(tmp_path_factory):
 def test_a_traced_rank_exchanges_what_the_real_one_does(real, rank, tmp_path):
     path = tmp_path / "traced.json"
 
-    subprocess.run(
-        [sys.executable, str(SCRIPT), "traced", str(path), str(rank), "4"],
-        check=True,
-        capture_output=True,
-        timeout=300,
-    )
+    subprocess.run([sys.executable, str(SCRIPT), "traced", str(path), str(rank), "4"], **GIVEN)
 
     traced = json.loads(path.read_text())
     assert len(traced) == 11
