@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from flatout.analysis.stream_changes import second_copies, with_buckets
 from flatout.launch.trial_process import clean_up_stale_trials
 from flatout.planner.largest_batch import affine
 from flatout.planner.memory_trace import TraceRequest, _Process, open_tracer, trace_memory
@@ -205,6 +206,17 @@ def test_traces_the_first_rank_of_several_with_its_buckets(folder, words, copies
     assert sum(a.size for a in buckets if a.step == 1) == size_of(stream, Component.PARAMETERS)
     first = sum(a.size for a in buckets if a.step == 0)
     assert gradients == copies * size_of(stream, Component.PARAMETERS) + first
+    # Gradients that are views of the buckets have no second copy that FSDP would save.
+    assert bool(second_copies(stream)) is (copies == 2)
+
+
+@pytest.mark.slow
+def test_a_script_under_fsdp_spreads_itself_without_buckets(folder):
+    stream = trace_memory("planned_ranks.py", ["sharded"], TraceRequest(ranks=8, hosts=2))
+
+    assert stream.spreads_itself
+    assert not any(a.operator == "buckets" for a in stream.allocations)
+    assert with_buckets(stream) == stream
 
 
 @pytest.mark.slow

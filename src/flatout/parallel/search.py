@@ -41,8 +41,6 @@ SLOW_BYTES_PER_S = 64e9
 """A link of PCIe 5.0 with 16 lanes: what is not faster is called slow next to NVLink."""
 LEAST_GAIN = 1.2
 """More GPUs that make a step less than so many times faster are not worth it."""
-SURE_ERROR = 0.1
-"""Mean error of a predicted gain on published A100 times (research notes: 9.7 %)."""
 FEW_SAMPLES = 2
 """Samples of a rank below which a larger global batch is what is missing."""
 MOST_MICROBATCHES = 64

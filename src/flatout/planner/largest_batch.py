@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.replay import AllocatorReplay, replay
 from flatout.records.memory_stream import Allocation, MemoryStream, NotSteadyError, repeated
-from flatout.records.plan import MAX_BATCH, LargestBatch
+from flatout.records.plan import MAX_BATCH, Accumulating, LargestBatch
 
 
 class NotAffineError(Exception):
@@ -56,11 +56,6 @@ class Difference:
     """Largest difference among them."""
     total: int
     """Allocations compared."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether no allocation differs."""
-        return self.count == 0
 
 
 def affine(first: MemoryStream, second: MemoryStream) -> Affine:
@@ -152,14 +147,6 @@ TOO_MUCH = AllocatorReplay(
 """Stands for the replay of what cannot fit by its tensors alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accumulation:
-    """A global batch in equal micro-batches."""
-
-    micro_batch: int
-    steps: int
-
-
 def steady_replay(
     stream: MemoryStream, settings: AllocatorSettings, capacity: int | None
 ) -> AllocatorReplay:
@@ -210,17 +197,17 @@ def guessed_batch(at: Callable[[int], MemoryStream], capacity: int) -> int:
     return max(1, min(MAX_BATCH, int(8 + (capacity - few) / slope)))
 
 
-def accumulation(global_batch: int, largest: int) -> Accumulation | None:
+def accumulation(global_batch: int, largest: int) -> Accumulating | None:
     """Return the fewest equal micro-batches of at most `largest` samples; None if one is too many.
 
     >>> accumulation(64, 24)
-    Accumulation(micro_batch=16, steps=4)
+    Accumulating(micro_batch=16, steps=4)
     >>> accumulation(64, 100)
-    Accumulation(micro_batch=64, steps=1)
+    Accumulating(micro_batch=64, steps=1)
     """
     for micro_batch in range(min(global_batch, largest), 0, -1):
         if global_batch % micro_batch == 0:
-            return Accumulation(micro_batch=micro_batch, steps=global_batch // micro_batch)
+            return Accumulating(micro_batch=micro_batch, steps=global_batch // micro_batch)
     return None
 
 

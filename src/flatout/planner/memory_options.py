@@ -10,11 +10,11 @@ from functools import partial
 from flatout.analysis import stream_changes as transforms
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.device_model import DeviceModel
-from flatout.planner.largest_batch import Accumulation, accumulation, largest_steady_batch
+from flatout.planner.largest_batch import accumulation, largest_steady_batch
 from flatout.planner.replay import AllocatorReplay, replay
 from flatout.records.catalogue import declaring
 from flatout.records.memory_stream import Component, MemoryStream
-from flatout.records.plan import NumberSource, Rung
+from flatout.records.plan import Accumulating, NumberSource, Rung
 from flatout.records.recipe import Choice
 from flatout.records.technique import Numerics, name_of
 
@@ -77,14 +77,6 @@ def _sharding(ground: DeviceModel) -> list[TracedOption]:
         )
         for stage in (1, 2, 3)
     ]
-
-
-def _unchanged(stream: MemoryStream) -> MemoryStream:
-    return stream
-
-
-def _free(_stream: MemoryStream, _ground: DeviceModel) -> float:
-    return 1.0
 
 
 def _sharding_cost(stream: MemoryStream, ground: DeviceModel, stage: int) -> float:
@@ -243,7 +235,7 @@ def _smaller_batches(setup: Setup, base: AllocatorReplay) -> Iterator[Rung]:
                 yield _rung(setup, (choice.label,), found, base, ratio=ratio, why=option.why)
 
 
-def _splits(batch: int) -> Iterator[Accumulation]:
+def _splits(batch: int) -> Iterator[Accumulating]:
     """Yield ever more and smaller micro-batches, down to single samples."""
     size = batch
     while size > 1:

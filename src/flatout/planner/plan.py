@@ -272,7 +272,4 @@ def _accumulating(setup: Setup, batches: LargestBatch | None, *, fits: bool) -> 
     batch = setup.stream.batch
     if fits or batch is None or batches is None or not batches.without_retries:
         return None
-    found = accumulation(batch, batches.without_retries)
-    if found is None:
-        return None
-    return Accumulating(micro_batch=found.micro_batch, steps=found.steps)
+    return accumulation(batch, batches.without_retries)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.planner.allocator import Block, CachingAllocator, DeviceFullError, Listener
+from flatout.planner.allocator import Block, CachingAllocator, DeviceFullError
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.records.memory_stream import Allocation, Component, MemoryStream
 
@@ -49,10 +49,9 @@ def replay(
     settings: AllocatorSettings = DEFAULT,
     *,
     capacity: int | None = None,
-    listener: Listener | None = None,
 ) -> AllocatorReplay:
     """Return what becomes of the stream on a device with this capacity."""
-    allocator = CachingAllocator(settings, capacity=capacity, listener=listener)
+    allocator = CachingAllocator(settings, capacity=capacity)
     player = _Player(stream, allocator)
     retries = [0] * max(1, stream.steps)
     full_at: int | None = None
@@ -179,25 +178,13 @@ class _Writer:
 
     def play(self) -> None:
         """Play all events, or those up to the one that did not fit."""
-        live: dict[int, Block] = {}
+        player = _Player(self.stream, self._allocator)
         for position, (index, born) in enumerate(self.stream.events):
-            self._position = position
-            allocation = self.stream.allocations[index]
-            self._frames = _frames(allocation)
-            if not born:
-                if index in live:
-                    self._allocator.free(live.pop(index))
-                continue
-            if not allocation.size:
-                continue
-            try:
-                block = self._allocator.malloc(allocation.size, allocation.stream)
-            except DeviceFullError:
+            self._position, self._frames = position, _frames(self.stream.allocations[index])
+            if player.play(position, position + 1) is not None:
                 return
-            live[index] = block
-            self.frames_at[block.address] = self._frames
-            for other in allocation.used_on:
-                self._allocator.record_stream(block, other)
+            if born and index in player.live:
+                self.frames_at[player.live[index].address] = self._frames
 
     def chains(self) -> list[list[Block]]:
         """Return the mapped stretches of all segments by address."""

@@ -44,8 +44,6 @@ class Calibration:
     """Of the first communicator of a process."""
     trace_error: float | None = None
     """Largest relative error of predicted against measured allocated bytes, where measured."""
-    reserve_error: float | None = None
-    """The same of reserved bytes."""
 
 
 def find_calibration(gpu: GpuModel, torch_version: str) -> Calibration:
@@ -117,7 +115,6 @@ def _calibration(
         convolution_workspace=amount("convolution_workspace"),
         nccl=amount("nccl"),
         trace_error=errors.get("trace"),
-        reserve_error=errors.get("reserve"),
     )
 
 

@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from flatout.planner.tracing.child import explained
-from flatout.planner.tracing.simulated_ranks import sharded
 from flatout.planner.tracing.trace import trace
 from flatout.planner.tracing.training_step import TrainingStep
 from flatout.records.memory_stream import stream_to_json
@@ -68,6 +67,34 @@ class Summed(nn.Module):
 def half_values(model, batch):
     values = model(batch[0])
     return F.cross_entropy(values[:, 0], batch[1][:, 0] % 10) if values.dim() == 3 else values.sum()
+
+
+def sharded(subject: TrainingStep, count: int) -> TrainingStep:
+    """Return the subject with its model sharded over so many devices, as ZeRO stage 3 does it.
+
+    Every block of a list of blocks is a unit of FSDP2's, and what is left is another.
+    """
+    build = subject.model
+
+    def build_sharded() -> nn.Module:
+        return shard(build().to("cuda"), count)
+
+    return replace(subject, model=build_sharded, world_size=count)
+
+
+def shard(model: nn.Module, count: int) -> nn.Module:
+    """Shard a model in place by `fully_shard`, block by block."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cuda", (count,))
+    for module in list(model.modules()):
+        if isinstance(module, nn.ModuleList):
+            for block in module:
+                if any(True for _ in block.parameters()):
+                    fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def fused(model):

@@ -6,6 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -26,10 +27,13 @@ if __name__ == "__main__":
     dist.init_process_group("nccl")
     local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
-    is_view = "views" in sys.argv
-    model = DistributedDataParallel(
-        Reader().to(local), device_ids=[local], gradient_as_bucket_view=is_view
-    )
+    if "sharded" in sys.argv:
+        model = fully_shard(Reader().to(local))
+    else:
+        is_view = "views" in sys.argv
+        model = DistributedDataParallel(
+            Reader().to(local), device_ids=[local], gradient_as_bucket_view=is_view
+        )
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     texts = TensorDataset(torch.randn(64, 9, 64), torch.randint(1, 10, (64,)))
     sampler = DistributedSampler(texts)

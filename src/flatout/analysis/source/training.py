@@ -31,7 +31,6 @@ PERIODIC = re.compile(
 )
 """Words of a condition that does not hold in every step."""
 DEVICE = re.compile(r"device|cuda|gpu|rank", re.IGNORECASE)
-EVALUATES = re.compile(r"eval|valid|\bval|test|infer|predict|score", re.IGNORECASE)
 READS = frozenset({"item", "cpu", "numpy", "tolist", "detach_to_host", "size", "dim", "numel"})
 """Methods whose result is no tensor on the device."""
 WITHOUT_GRAPH = frozenset(["detach", "data", "argmax", "max", "topk", "no_grad", "eq", "sign"])

@@ -6,15 +6,13 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.nn.parallel import distributed as parallel
 
 from flatout.agent.patching import swapped
-from flatout.planner.tracing.training_step import TrainingStep
 
 ALONE = 1
 
@@ -105,31 +103,3 @@ def pretended_world(size: int) -> Iterator[None]:
         yield
     finally:
         distributed.destroy_process_group()
-
-
-def sharded(subject: TrainingStep, count: int) -> TrainingStep:
-    """Return the subject with its model sharded over so many devices, as ZeRO stage 3 does it.
-
-    Every block of a list of blocks is a unit of FSDP2's, and what is left is another.
-    """
-    build = subject.model
-
-    def build_sharded() -> nn.Module:
-        return shard(build().to("cuda"), count)
-
-    return replace(subject, model=build_sharded, world_size=count)
-
-
-def shard(model: nn.Module, count: int) -> nn.Module:
-    """Shard a model in place by `fully_shard`, block by block."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cuda", (count,))
-    for module in list(model.modules()):
-        if isinstance(module, nn.ModuleList):
-            for block in module:
-                if any(True for _ in block.parameters()):
-                    fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model

@@ -1,6 +1,5 @@
 """From what a user names to a Subject: a Task, a Subject, a function that returns one."""
 
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,12 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from flatout.agent import task_loop as loop
 from flatout.agent.nested import map_leaves
-from flatout.agent.samples import leading_size, tensor_bytes
+from flatout.agent.samples import leading_size
 from flatout.agent.task import Task
 from flatout.agent.task_runner import load_module
+from flatout.planner.tracing.script_data import largest
 from flatout.planner.tracing.training_step import TrainingStep
 from flatout.records.errors import UserError, unknown
-
-LOOK_S = 3.0
-"""How long the samples of a data set are looked at for the largest one."""
-LOOK_SAMPLES = 2_000
 
 
 def load_subject(target: str) -> TrainingStep:
@@ -113,18 +109,10 @@ def real_tensors() -> Any:
 
 def largest_sample(data: Any) -> Any:
     """Return the sample with the most bytes among the first ones: a plan is for the worst batch."""
-    ends_at = time.monotonic() + LOOK_S
-    if not len(data):
+    index, _, _ = largest(data)
+    if index is None:
         raise UserError("the data set is empty: there is no batch to trace")
-    best, most = data[0], -1
-    for index in range(min(len(data), LOOK_SAMPLES)):
-        sample = data[index]
-        size = tensor_bytes(sample)
-        if size > most:
-            best, most = sample, size
-        if time.monotonic() > ends_at:
-            break
-    return best
+    return data[index]
 
 
 def resized(batch: Any, count: int) -> Any:
