@@ -227,6 +227,7 @@ for epoch in range(40):
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 def test_the_stages_of_a_real_script_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("flatout.tuning.experiments.disturbances", lambda *_: "")
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -237,15 +238,17 @@ def test_the_stages_of_a_real_script_are_measured(tmp_path, monkeypatch):
     fused = Choice(technique="fused_optimizer")
     recipe = Recipe(choices=(cache, fused))
 
+    first, final = lab.time(Recipe()).profile, lab.time(recipe).profile
+
     asked = measure_stages(
         Measured(
             history=lab.history,
-            baseline=lab.time(Recipe()).profile,
+            baseline=first,
             floor=Recipe(),
             recipe=recipe,
             rows=(),
-            final=lab.time(recipe).profile,
-            confirmation=PROOF,
+            final=final,
+            confirmation=replace(PROOF, ratio=final.samples_per_s / first.samples_per_s),
             left_s=lambda: 100.0,
         )
     )
