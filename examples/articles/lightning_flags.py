@@ -5,7 +5,9 @@
     Trainer(profile=True)                       is now  Trainer(profiler="simple")
 
 A flag does what plain torch does by hand: the weights after training tell. With two ranks each
-takes every other sample of a batch, so batches of 16 here are batches of 32 there.
+takes every other sample of a batch, so batches of 16 here are batches of 32 there. By itself
+Lightning gives each rank a sampler that shuffles, also where the loader did not: compared is with
+one that does not.
 
     pip install lightning
     python examples/articles/lightning_flags.py
@@ -13,13 +15,14 @@ takes every other sample of a batch, so batches of 16 here are batches of 32 the
 """
 
 import logging
+import os
 import warnings
 
 import lightning
 import torch
 from lightning.pytorch.profilers import SimpleProfiler
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module="lightning")
@@ -58,7 +61,7 @@ def by_hand(dtype=None):
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-def by_flags(batch_size=32, **flags):
+def by_flags(batch_size=32, sampler=None, **flags):
     """Train with Lightning's flags and return the weights."""
     model = Regression()
     trainer = lightning.Trainer(
@@ -70,7 +73,7 @@ def by_flags(batch_size=32, **flags):
         enable_model_summary=False,
         **flags,
     )
-    trainer.fit(model, DataLoader(DATA, batch_size=batch_size))
+    trainer.fit(model, DataLoader(DATA, batch_size=batch_size, sampler=sampler))
     return nn.utils.parameters_to_vector(model.parameters()).detach(), trainer
 
 
@@ -78,7 +81,14 @@ profiler = SimpleProfiler()
 same = torch.equal(by_flags(devices=1, profiler=profiler)[0], by_hand())
 steps = len(profiler.recorded_durations["run_training_batch"])
 mixed = torch.equal(by_flags(devices=1, precision="bf16-mixed")[0], by_hand(torch.bfloat16))
-spread, trainer = by_flags(batch_size=16, devices=2, strategy="ddp")  # starts this script again
+rank = int(os.environ.get("LOCAL_RANK", "0"))  # Lightning starts this script again as rank 1
+spread, trainer = by_flags(
+    batch_size=16,
+    sampler=DistributedSampler(DATA, num_replicas=2, rank=rank, shuffle=False),
+    devices=2,
+    strategy="ddp",
+    use_distributed_sampler=False,
+)
 if trainer.is_global_zero:
     print(
         f"result: Trainer trains as by hand: {same}; bf16-mixed as autocast: {mixed}; "
