@@ -30,7 +30,7 @@ REFUSED = {
 REFUSED_IN_NAMES = re.compile(r"(^|_)(lever|seam)s?(_|$)", re.IGNORECASE)
 """What no identifier says, in source or tests. `levers` is the name of a benchmark's records."""
 PATTERN = re.compile(rf"\b({'|'.join(REFUSED)})\b", re.IGNORECASE)
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
+SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
 TESTS = sorted(p for p in (ROOT / "tests").rglob("*.py") if p.parent.name != "benchmarks")
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 HISTORY = "CHANGELOG.md"

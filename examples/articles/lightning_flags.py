@@ -1,13 +1,12 @@
-"""The flags of the article as Lightning spells them today, each beside plain torch.
+"""The flags of the article as Lightning spells them today, each compared with plain torch.
 
     Trainer(gpus=8, distributed_backend="ddp")  is now  Trainer(devices=8, strategy="ddp")
     Trainer(precision=16)                       is now  Trainer(precision="bf16-mixed")
     Trainer(profile=True)                       is now  Trainer(profiler="simple")
 
-A flag does what plain torch does by hand: the weights after training tell. With two ranks each
-takes every other sample of a batch, so batches of 16 here are batches of 32 there. By itself
-Lightning gives each rank a sampler that shuffles, also where the loader did not: compared is with
-one that does not.
+A flag does what plain torch does by hand: the weights after training are equal. With two ranks each
+takes every other sample of a batch, so their batches of 16 are one batch of 32. Lightning's own
+sampler shuffles even where the loader does not, so this script gives each rank one that does not.
 
     pip install lightning
     python examples/articles/lightning_flags.py

@@ -157,7 +157,7 @@ MAX_PROBES = 256
 
 
 def resident_share(paths: Sequence[Path]) -> float | None:
-    """Return the share of the files' pages that are in memory; None where it cannot be told.
+    """Return the share of the files' pages that are in memory; None where it is unknown.
 
     Reads of what is there are not cold.
     """

@@ -1,7 +1,7 @@
 """The counters of one NVIDIA GPU, or of a MIG instance of it, through NVML. Never raises for one.
 
 What NVML calls utilisation is the share of time in which at least one kernel ran: one thread on one
-core of the GPU makes it 100 %. What multiprocessors and tensor cores do is told by GPM (`Gpm`), on
+core of the GPU makes it 100 %. What multiprocessors and tensor cores do comes from GPM (`Gpm`), on
 Hopper and later. Not measured on a GPU yet.
 """
 

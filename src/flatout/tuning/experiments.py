@@ -41,6 +41,19 @@ class MachineBusyError(Exception):
     """More than half of the trials were disturbed: nothing can be decided here now."""
 
 
+ENDS = (KeyboardInterrupt, MachineBusyError)
+"""What ends a tuning early: what it has found so far is kept, and `stop_of` says which it was."""
+
+
+def stop_of(end: BaseException) -> str:
+    """Return what `Ablation.stopped` says of it.
+
+    >>> stop_of(KeyboardInterrupt())
+    'interrupted'
+    """
+    return "machine busy" if isinstance(end, MachineBusyError) else "interrupted"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """One thing to be run next."""

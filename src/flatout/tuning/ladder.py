@@ -127,11 +127,11 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
     """Say which techniques were not tried, and why."""
     if ladder.stopped == "finished" and _is_cut_short(ladder):
         ladder.stopped = "budget"
-    with_row = {row.choice.label for row in ladder.rows}
+    known = ladder.played | {row.choice.label for row in ladder.rows}
     groups: dict[str, list[str]] = {}
     for candidate in too_late:
         label = candidate.choice.label
-        what = "not tried alone" if label in ladder.played | with_row else "not tried"
+        what = "not tried alone" if label in known else "not tried"
         groups.setdefault(what, []).append(f"{label} (predicted {candidate.ratio:.2f}x)")
     for what, group in sorted(groups.items()):
         ladder.notes.append(f"{what}, no time: {', '.join(group)}")
@@ -140,7 +140,7 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
     ladder.notes += ladder.scans.notes()
     by_reason: dict[str, list[str]] = {}
     for label, why in (ladder.passed_over | _without_use(ladder, too_late)).items():
-        if label not in ladder.played | with_row:
+        if label not in known:
             by_reason.setdefault(why, []).append(label)
     ladder.notes += [
         f"not tried, impossible: {', '.join(group)}: {why}" for why, group in by_reason.items()

@@ -29,12 +29,13 @@ from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial
 from flatout.tuning.bundle import drop_order
 from flatout.tuning.experiments import (
+    ENDS,
     Asking,
     Budget,
     Experiment,
-    MachineBusyError,
     Record,
     TrialHistory,
+    stop_of,
 )
 from flatout.tuning.extra_profiling import Looks, look_closer
 from flatout.tuning.feeding import find_feeding, is_about_data, look
@@ -158,10 +159,8 @@ def _tuned(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
     looks = Looks()
     try:
         looks = looks if stopped else (yield from _look(history, search, floor, first, tell))
-    except KeyboardInterrupt:
-        stopped = "interrupted"
-    except MachineBusyError:
-        stopped = "machine busy"
+    except ENDS as end:
+        stopped = stop_of(end)
     baseline = looks.added_to(first.profile, floor.names, floor.names)
     state = TuningState(
         history=history,
@@ -244,10 +243,8 @@ def _climb_and_confirm(state: TuningState) -> Asking[RecipeProof]:
         yield from climb(state)
         yield from _drop_one(state)
         return (yield from _confirm(state))
-    except KeyboardInterrupt:
-        state.stopped = "interrupted"
-    except MachineBusyError:
-        state.stopped = "machine busy"
+    except ENDS as end:
+        state.stopped = stop_of(end)
     return RecipeProof()
 
 
@@ -416,8 +413,6 @@ def _fed(state: TuningState, final: Profile | None) -> Asking[Feeding | None]:
     state.say("how well the recipe is fed")
     try:
         return (yield from find_feeding(state.history, state.recipe, final))
-    except KeyboardInterrupt:
-        state.stopped = "interrupted"
-    except MachineBusyError:
-        state.stopped = "machine busy"
+    except ENDS as end:
+        state.stopped = stop_of(end)
     return None  # the proof stays

@@ -34,7 +34,7 @@ from flatout.records.technique import can_switch
 from flatout.records.trial import Trial
 from flatout.records.units import format_interval, format_ratio
 from flatout.tuning.bundle import rival_of
-from flatout.tuning.experiments import Asking, MachineBusyError
+from flatout.tuning.experiments import ENDS, Asking
 from flatout.tuning.pairs import Match
 from flatout.tuning.passes import find_seen
 from flatout.tuning.ranking import WORTH_A_TRIAL, Candidate
@@ -119,7 +119,7 @@ def screen_first(
     by_label = {x.choice.label: x for x in chosen}
     try:
         raced = yield from _race(ladder, found, by_label, pair)
-    except (KeyboardInterrupt, MachineBusyError):
+    except ENDS:
         ended = dict.fromkeys(found.best, "the tuning ended before fresh processes could show it")
         _note_effects(ladder, found, by_label, Raced(undecided=ended))
         raise

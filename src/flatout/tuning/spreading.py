@@ -14,7 +14,7 @@ from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Decision, Rule
 from flatout.records.trial import Outcome, Trial
 from flatout.records.units import format_interval, format_ratio
-from flatout.tuning.experiments import Asking, MachineBusyError, TrialHistory
+from flatout.tuning.experiments import ENDS, Asking, TrialHistory, stop_of
 from flatout.tuning.pairs import Match, play, verdict_of
 from flatout.tuning.ranking import Search
 from flatout.tuning.state import progress
@@ -76,10 +76,8 @@ def find_way(
             trial = yield from history.again(alone.recipe.plus(best))
             if trial.outcome is not Outcome.OK or trial.profile is None:
                 note = f"{best.label} did not run once more ({trial.message}): on one device"
-    except KeyboardInterrupt:
-        stopped = "interrupted"
-    except MachineBusyError:
-        stopped = "machine busy"
+    except ENDS as end:
+        stopped = stop_of(end)
     if note or stopped:
         best, trial = None, alone.trial
     floor = alone.recipe
@@ -124,7 +122,7 @@ def _ways(ranks: int) -> list[Choice]:
 
 
 def _is_allowed(search: Search) -> bool:
-    """Return whether the user allows it; asking for several devices names the technique."""
+    """Return whether the user allows it; --gpus asks for it as much as --only would."""
     name = setter_of("ranks")
     return name not in search.skip and search.ceiling.allows(technique_class(name).numerics)
 

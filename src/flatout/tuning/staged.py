@@ -13,7 +13,7 @@ from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Workload
-from flatout.tuning.experiments import Asking, MachineBusyError, TrialHistory
+from flatout.tuning.experiments import ENDS, Asking, TrialHistory
 from flatout.tuning.pairs import pace_ms
 from flatout.tuning.script_files import source_of
 
@@ -69,7 +69,7 @@ def measure_stages(known: Measured) -> Asking[tuple[StagedRow, ...]]:
         try:
             measured = yield from _so_far(known, recipe, stage, may_run)
             stage = yield from _alone(known, choice, measured, may_run)
-        except (KeyboardInterrupt, MachineBusyError):
+        except ENDS:
             may_run = False
             measured = yield from _so_far(known, recipe, stage, may_run)
             stage = yield from _alone(known, choice, measured, may_run)

@@ -38,8 +38,8 @@ TECHNIQUES_S = 10.0
 models.
 A technique is begun as long as it is not over."""
 TECHNIQUE_LIMIT_S = 30.0
-"""Time for the trace of one technique: what makes a thousand parts of a step takes longer than
-anybody waits for, and has a model to stand on."""
+"""Time for the trace of one technique. One that cuts a step into a thousand parts takes minutes;
+its model is used instead."""
 MOST_TECHNIQUES = 4
 """Ways that are traced for real at most: a reader tries one or two."""
 MOST_SHRINKS = 3
@@ -185,7 +185,7 @@ def _check_device(profile: Profile, gpu: GpuModel) -> None:
     """Refuse to calibrate the times of one device by the profile of another.
 
     Raises:
-        UserError: if it is another; a GPU of which only the memory is planned may be any.
+        UserError: if they differ. A plan for a size of memory alone takes a profile of any GPU.
     """
     device = Device(kind=profile.device_kind, name=profile.device_name, memory_bytes=0)
     is_gpu = profile.device_kind in GPU_KINDS

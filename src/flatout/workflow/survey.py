@@ -23,7 +23,7 @@ from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Workload
 from flatout.records.units import format_bytes, format_interval, format_ratio
 from flatout.techniques.memory_pressure import peak_bytes, state_bytes
-from flatout.tuning.experiments import Budget, MachineBusyError
+from flatout.tuning.experiments import ENDS, Budget, stop_of
 from flatout.tuning.pairs import Match, play, verdict_of
 from flatout.tuning.policy import BaselineFailedError
 from flatout.tuning.state import progress
@@ -110,10 +110,8 @@ def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Mac
             share_s = budget.left_s / (len(asked) - len(rows))
             rows.append(_row(runner, method, first.profile, budget, budget.elapsed_s + share_s))
             counted("", event=f"{_event(rows[-1])} (row {len(rows)} of {len(asked)})")
-    except KeyboardInterrupt:
-        stopped = "interrupted"
-    except MachineBusyError:
-        stopped = "machine busy"
+    except ENDS as end:
+        stopped = stop_of(end)
     rows += [_empty(method) for method in asked[len(rows) :]]
     return Survey(
         workload=workload.command_line,

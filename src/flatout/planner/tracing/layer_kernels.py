@@ -191,7 +191,7 @@ def _states(settings: Layers) -> int:
 
 
 def recurrent(kind: str, note: Any) -> Any:
-    """Return what stands for `torch._VF.lstm` and its like; `note` is told what is assumed.
+    """Return what stands for `torch._VF.lstm` and its like; `note` gets what is assumed.
 
     Torch dispatches them to a kernel that a build without CUDA does not hold. Here an autograd
     function allocates the same tensors: outputs, cuDNN's reserve space, and in backward the

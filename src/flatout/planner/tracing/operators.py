@@ -24,7 +24,7 @@ MAX_NUMEL = 1 << 22
 
 @dataclass(slots=True)
 class OperatorAnswers:
-    """How questions to fake tensors are answered, and what is to be told about it.
+    """How questions to fake tensors are answered, and what the report says about it.
 
     A value that the training reads (`loss.item()`, `if mask.any()`) is answered so that the usual
     questions take their usual turn: numbers are one, `any` is no, `all` and `equal` are yes. A size
