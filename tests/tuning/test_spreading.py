@@ -11,7 +11,7 @@ from flatout.records.ablation import Verdict
 from flatout.records.messages import messages
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial
-from flatout.reporting.tuning.verdict import headline
+from flatout.reporting.tuning.verdict import headline, reasons
 from tests.tuning.test_policy import check
 from tests.workflow.test_tune import World, run
 
@@ -189,6 +189,15 @@ def test_of_what_one_device_is_too_small_for_nothing_faster_is_said(tmp_path):
 
     said = messages("en").text(headline(ablation))
     assert said.startswith("It runs now: with data_parallel ranks=2 zero=0 it fits into memory")
+
+
+def test_pairs_of_ways_say_nothing_of_how_techniques_were_tried(tmp_path):
+    ablation = run(Spread({}), tmp_path, ranks=2, only=("tf32",))
+
+    said = " ".join(messages("en").text(reason) for reason in reasons(ablation))
+    assert spread_rows(ablation)
+    assert "Resolution" not in said
+    assert "Each technique was tried" not in said
 
 
 def test_the_answer_says_what_its_ratio_is_measured_against(tmp_path):

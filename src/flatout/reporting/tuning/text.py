@@ -153,7 +153,8 @@ def _short(
         room -= needed if needed <= room else 0
     body = terminal_lines(table_of(shown, ESSENTIAL, details), say, width)
     hidden = len(rows) - len(shown)
-    rest = words("tuning.hidden", n=str(hidden)) if hidden else words("tuning.more")
+    name = {0: "more", 1: "hidden_one"}.get(hidden, "hidden")
+    rest = words(f"tuning.{name}", **({"n": str(hidden)} if hidden > 1 else {}))
     return [*body, "", *(line for point in points for line in point), *_point(rest, say, width)]
 
 

@@ -188,7 +188,8 @@ def reasons(ablation: Ablation) -> Iterator[Sentence]:
         if row.stage == "drop":
             yield _left_out(row)
     yield from limits(ablation)
-    sources = {row.comparison.source for row in ablation.rows if row.comparison}
+    own = [row.comparison for row in ablation.rows if row.stage != "spread"]
+    sources = {pair.source for pair in own if pair}
     if "pairs" in sources:
         yield _resolution(ablation.resolution)
         yield words("tuning.how")
