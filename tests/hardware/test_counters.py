@@ -1,5 +1,6 @@
 """Counters against a driver that is not here: every failure it may have, one by one."""
 
+import contextlib
 import sys
 import time
 from types import ModuleType, SimpleNamespace
@@ -393,3 +394,22 @@ def test_how_busy_each_process_kept_the_device_is_its_mean_since_the_last_questi
 
     assert found == {7: pytest.approx(0.3), 8: pytest.approx(0.01)}
     assert asked == [0, 3]
+
+
+def test_no_two_threads_are_inside_the_driver_at_once(driver):
+    inside, seen = [], []
+
+    def take(*_):
+        inside.append(1)
+        seen.append(len(inside))
+        time.sleep(0.002)
+        inside.pop()
+
+    driver(nvmlGpmSampleGet=take, nvmlDeviceGetTemperature=take)
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(CounterSampler(open_sources({}), every_s=0.001))
+        time.sleep(0.1)
+
+    assert len(seen) > 16
+    assert max(seen) == 1

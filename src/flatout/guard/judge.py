@@ -24,6 +24,7 @@ from flatout.guard.limits import (
     SHARE_CAP,
     SIZE_LIMIT,
     TF32_COLUMN,
+    TURNED_FACTOR,
     UNSTEADY_COLUMN,
     UPDATE_LIMIT,
     PromiseLimits,
@@ -356,11 +357,9 @@ def _tensors(
         text = f"{_name(key)} of {name} differs by {tensor.error:.2g}, limit {limit:.2g}"
         yield Reading(check=check, share=_share(tensor.error, limit), text=text)
         if column.slope is not None and not found.moved:
-            # A slope is never larger than the error; where rounding alone turns the gradient
-            # round, it says nothing.
-            turned = lifted / ROUNDED_FACTOR if lifted > column.slope.ceiling else 0.0
-            natural_slope = max(abs(natural.slope), turned)
-            limit = column.slope.of(natural_slope, abs(usual.slope), turned)
+            # Where rounding alone turns the gradient round, its slope says nothing.
+            limit = column.slope.of(abs(natural.slope), abs(usual.slope))
+            limit = max(limit, TURNED_FACTOR * lifted)
             text = f"{_name(key)} of {name} is scaled by {1 + tensor.slope:.4g}, limit {limit:.2g}"
             yield Reading(check="slope", share=_share(abs(tensor.slope), limit), text=text)
 

@@ -3,7 +3,7 @@
 The training process is left alone: a thread of flatout's own process asks the driver some times a
 second, and afterwards the samples are cut to the measured window. Both sides read CLOCK_MONOTONIC.
 Whatever a device, a driver, a container or a lack of permission does not offer is missing with its
-reason; nothing here raises because of a device. Not measured on a GPU yet.
+reason; nothing here raises because of a device.
 """
 
 import os
@@ -40,6 +40,9 @@ BUSY_SHARE = 0.05
 """Mean use of the multiprocessors over the window from which on another process disturbs. A desktop
 that draws its windows, or a browser, takes a percent or two now and then; the same limit as for
 others on the cores. Assumed: not measured on a GPU."""
+DRIVER = threading.RLock()
+"""Held while the driver is asked: on an H200 with driver 580 the process ended with SIGSEGV in
+nvmlGpmSampleGet, twice, where three threads asked at the same time."""
 NO_SAMPLE = "the measured window was shorter than the time between two samples"
 
 
@@ -84,8 +87,9 @@ class Sources:
 
     def close(self) -> None:
         """Close all."""
-        for source in self.found:
-            source.close()
+        with DRIVER:
+            for source in self.found:
+                source.close()
 
 
 def open_sources(environment: Mapping[str, str] | None = None) -> Sources:
@@ -94,7 +98,8 @@ def open_sources(environment: Mapping[str, str] | None = None) -> Sources:
     from flatout.hardware.nvidia_counters import open_nvidia
 
     variables = os.environ if environment is None else environment
-    nvidia = open_nvidia(variables)
+    with DRIVER:
+        nvidia = open_nvidia(variables)
     if nvidia.found:
         return nvidia
     amd = open_amd(variables)
@@ -129,7 +134,8 @@ class CounterSampler:
     def __enter__(self) -> "CounterSampler":
         if self.sources.found:
             # What is on a device now, before the training starts, is certainly not the training.
-            first = [source.sample(is_full=True) for source in self.sources.found]
+            with DRIVER:
+                first = [source.sample(is_full=True) for source in self.sources.found]
             self.pids_before = tuple(sample.pids or frozenset() for sample in first)
             self._thread = threading.Thread(target=self._run, name="gpu counters", daemon=True)
             self._thread.start()
@@ -189,7 +195,8 @@ class CounterSampler:
 
     def _sample(self, *, is_full: bool) -> None:
         for place, source in enumerate(self.sources.found):
-            sample = source.sample(is_full=is_full)
+            with DRIVER:
+                sample = source.sample(is_full=is_full)
             self.samples[place].append(sample)
             unknown = (sample.pids or frozenset()) - self.own_pids - self.pids_before[place]
             # Looking through the tree costs: not again for numbers that were not found in it.

@@ -279,3 +279,56 @@ def test_a_technique_that_measures_algorithms_is_judged_with_them_measured() -> 
         undo()
 
     assert measures
+
+
+def test_fp32_convolutions_are_fp32_and_repeat_while_the_script_reads_what_it_set() -> None:
+    cudnn = torch.backends.cudnn
+    undo = pin_algorithms()
+    try:
+        before = (cudnn.deterministic, cudnn.allow_tf32)
+        cudnn.allow_tf32, cudnn.deterministic = True, False  # the script's own
+        said = (cudnn.deterministic, cudnn.allow_tf32)
+        held = (torch._C._get_cudnn_deterministic(), torch._C._get_cudnn_allow_tf32())
+        precision = cudnn.conv.fp32_precision
+    finally:
+        undo()
+
+    assert before == said == (False, True)
+    assert held == (True, False)
+    assert precision != "tf32"
+    assert (cudnn.deterministic, cudnn.allow_tf32) == (False, True)
+    assert (torch._C._get_cudnn_deterministic(), torch._C._get_cudnn_allow_tf32()) == (False, True)
+
+
+@pytest.mark.filterwarnings("default")
+def test_sums_on_a_gpu_repeat_and_scripts_and_compilers_are_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def state() -> tuple[bool, bool, bool]:
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        )
+
+    as_it_was = state()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    undo = pin_algorithms()
+    try:
+        told = state()
+        torch.use_deterministic_algorithms(mode=False)  # the script's own
+        held = torch._C._get_deterministic_algorithms()
+        fills = torch._C._get_deterministic_fill_uninitialized_memory()
+        torch.use_deterministic_algorithms(mode=True)
+        asked = state()
+        is_strict = not torch._C._get_deterministic_algorithms_warn_only()
+        torch.use_deterministic_algorithms(mode=False)
+    finally:
+        undo()
+
+    assert told == as_it_was == (False, False, True)
+    assert (held, fills) == (True, False)
+    assert asked == (True, False, True)
+    assert is_strict
+    assert state() == as_it_was
+    assert not torch._C._get_deterministic_algorithms()
