@@ -37,6 +37,8 @@ MULTIPLY = {operator.mul, operator.imul, torch.mul, "mul", "mul_"}
 DIVIDE = {operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div", "div_"}
 ADD = {operator.add, operator.iadd, torch.add, "add", "add_"}
 FILL = {"masked_fill", "masked_fill_", torch.masked_fill}
+ARITHMETIC = {"math", "_operator"}
+"""Modules whose functions make numbers of numbers: `width // heads`, `math.sqrt(...)`."""
 CAST = {"to", "float", "type_as", "contiguous"}
 
 
@@ -180,8 +182,7 @@ def _is_number(node: fx.Node) -> bool:
         return len(node.args) > 1
     if node.op == "call_function" and node.target is operator.getitem:
         return _is_sizes(node.args[0])
-    arithmetic = {math.sqrt, operator.pow, *MULTIPLY, *DIVIDE}
-    if node.op != "call_function" or node.target not in arithmetic:
+    if node.op != "call_function" or getattr(node.target, "__module__", "") not in ARITHMETIC:
         return False
     return all(not isinstance(a, fx.Node) or _is_number(a) for a in node.args)
 

@@ -79,6 +79,19 @@ class Bert(Attention):
         return self.merged(torch.matmul(self.drop(self.soft(scores)), v))
 
 
+class Floored(Attention):
+    """A width that is divided in whole numbers, parts from `split`, a mask that is turned round."""
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = self.qkv(x).split(c, dim=2)
+        q, k, v = (y.view(b, t, HEADS, c // HEADS).transpose(1, 2) for y in (q, k, v))
+        scores = q @ k.transpose(-2, -1) / math.sqrt(c // HEADS)
+        scores = scores.masked_fill(~self.seen.bool()[:t, :t], float("-inf"))
+        y = functional.softmax(scores, dim=-1) @ v
+        return self.merged(y.contiguous())
+
+
 class Returning(Attention):
     def forward(self, x):
         q, k, v = self.parts(x)
@@ -128,7 +141,13 @@ def gradients(module, *args):
     return [output, *(p.grad.clone() for p in module.parameters())]
 
 
-SPELLINGS = [(NanoGPT, ()), (Vit, ()), (Annotated, ("mask",)), (Bert, ("bias",))]
+SPELLINGS = [
+    (NanoGPT, ()),
+    (Vit, ()),
+    (Annotated, ("mask",)),
+    (Bert, ("bias",)),
+    (Floored, ()),
+]
 
 
 @pytest.mark.parametrize(("kind", "more"), SPELLINGS)
@@ -157,7 +176,7 @@ def test_the_fused_operator_is_really_called(kind, more, monkeypatch):
     fused(*inputs(*more))
 
     assert len(calls) == 1
-    assert calls[0]["is_causal"] == (kind is NanoGPT)
+    assert calls[0]["is_causal"] == (kind in (NanoGPT, Floored))
     assert calls[0]["dropout_p"] == (0.3 if kind in (NanoGPT, Bert) else 0.0)
 
 
