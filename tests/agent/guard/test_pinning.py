@@ -311,6 +311,8 @@ def test_sums_on_a_gpu_repeat_and_scripts_and_compilers_are_not_told(
             torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         )
 
+    import torch._inductor.config
+
     as_it_was = state()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     undo = pin_algorithms()
@@ -318,6 +320,7 @@ def test_sums_on_a_gpu_repeat_and_scripts_and_compilers_are_not_told(
         told = state()
         torch.use_deterministic_algorithms(mode=False)  # the script's own
         held = torch._C._get_deterministic_algorithms()
+        is_known = torch._inductor.config.deterministic
         fills = torch._C._get_deterministic_fill_uninitialized_memory()
         torch.use_deterministic_algorithms(mode=True)
         asked = state()
@@ -328,6 +331,7 @@ def test_sums_on_a_gpu_repeat_and_scripts_and_compilers_are_not_told(
 
     assert told == as_it_was == (False, False, True)
     assert (held, fills) == (True, False)
+    assert not is_known  # it is a part of the compiler's cache key
     assert asked == (True, False, True)
     assert is_strict
     assert state() == as_it_was

@@ -53,6 +53,20 @@ def test_a_script_that_speaks_the_newer_family_is_answered_in_it():
     assert found == ["False", "True", "tf32"]
 
 
+@pytest.mark.skipif(not NEWER, reason="this torch has the older switches only")
+def test_switched_off_again_it_reads_as_before_to_the_compiler_too():
+    found = run(
+        "from flatout.techniques.precision.tf32 import forbid_tf32\n"
+        "switch = torch.backends.cuda.matmul\n"
+        "before = switch.fp32_precision; allow_tf32(); forbid_tf32(before)\n"
+        "print(before == switch.fp32_precision, torch.get_float32_matmul_precision())\n"
+        "allow_tf32(); print(allows('cuda', 'matmul')); forbid_tf32(before)\n"
+        "print(allows('cuda', 'matmul'))"
+    )
+
+    assert found == ["True", "highest", "True", "False"]
+
+
 @pytest.mark.parametrize(
     ("network", "reason"),
     [(nn.Linear(2, 2), "needs a CUDA device"), (nn.Linear(2, 2).half(), "no fp32 parameters")],

@@ -311,12 +311,14 @@ def _repeat_sums() -> Undo:
     import torch
 
     said = {"mode": torch.are_deterministic_algorithms_enabled(), "warn_only": False}
-    begin = torch.use_deterministic_algorithms
+    # Torch's own function tells the compiler as well.
+    hold = torch._C._set_deterministic_algorithms
 
     def use(original: Any) -> Any:
         def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
             said.update(mode=mode, warn_only=warn_only)
-            original(True, warn_only=warn_only if mode else True)
+            original(mode, warn_only=warn_only)
+            hold(True, warn_only=warn_only or not mode)
 
         return patching.named(use_deterministic_algorithms, "torch", "use_deterministic_algorithms")
 
@@ -339,10 +341,10 @@ def _repeat_sums() -> Undo:
     filled = _held(torch.utils.deterministic, "fill_uninitialized_memory", False)
     warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation.*")
     warnings.filterwarnings("ignore", message=".*CUBLAS_WORKSPACE_CONFIG.*")
-    begin(True, warn_only=True)
+    hold(True, warn_only=True)
 
     def undo() -> None:
-        begin(said["mode"], warn_only=said["warn_only"])
+        hold(said["mode"], warn_only=said["warn_only"])
         filled()
         for patch in reversed(patches):
             patch.undo()

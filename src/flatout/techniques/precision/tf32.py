@@ -81,9 +81,12 @@ At the start of the script:
 
     def switch(self, training: RunningTraining) -> Switch:
         """Set torch's switch, and put it back as it was."""
+        import torch
+
+        before = getattr(torch.backends.cuda.matmul, "fp32_precision", "ieee")
         self.model(training.roots[0])
-        forbid_tf32()
-        return Switch(turn=lambda is_on: allow_tf32() if is_on else forbid_tf32())
+        forbid_tf32(before)
+        return Switch(turn=lambda is_on: allow_tf32() if is_on else forbid_tf32(before))
 
 
 def has_tf32(profile: Profile, machine: Machine) -> bool:
@@ -107,14 +110,20 @@ def allow_tf32() -> None:
         torch.set_float32_matmul_precision("high")
 
 
-def forbid_tf32() -> None:
-    """Have CUDA matrix products of fp32 computed in fp32, by the same switch as `allow_tf32`."""
+def forbid_tf32(precision: str = "ieee") -> None:
+    """Have CUDA matrix products of fp32 computed in fp32, by the same switch as `allow_tf32`.
+
+    Args:
+        precision: What torch's newer switch says of that. "none", as at the start, and "ieee" are
+            the same to the device, and not to the compiler, whose cache asks for it: on an H200
+            what a screen had compiled of a GPT-2 was compiled again, for 26 s.
+    """
     import torch
 
-    if _speaks_newer_family():
-        torch.backends.cuda.matmul.fp32_precision = "ieee"
-    else:
+    if not _speaks_newer_family():
         torch.set_float32_matmul_precision("highest")
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        torch.backends.cuda.matmul.fp32_precision = precision
 
 
 def _speaks_newer_family() -> bool:
