@@ -119,7 +119,7 @@ def out_of_memory(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[
                 name="words",
                 words=("measure", "--quick", "--json", "{json}", str(GPT2), *size),
                 seconds=60,
-                exit_code=1 if is_real else 0,
+                exit_code=2 if is_real else 0,
                 says="(?i)out of memory" if is_real else "",
             ),
             Command(

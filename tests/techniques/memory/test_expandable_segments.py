@@ -27,13 +27,14 @@ def test_what_was_configured_is_kept(before, after):
     assert with_setting(before) == after
 
 
-def test_both_names_are_set():
-    found = ExpandableSegments().environment({"PATH": "/bin", "PYTORCH_ALLOC_CONF": "a:1"})
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_both_names_are_set_and_what_either_held_is_kept(name):
+    found = ExpandableSegments().environment({"PATH": "/bin", name: "a:1"})
 
     assert found == {
         "PATH": "/bin",
         "PYTORCH_ALLOC_CONF": "a:1,expandable_segments:True",
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF": "a:1,expandable_segments:True",
     }
 
 

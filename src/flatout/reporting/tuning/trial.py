@@ -18,7 +18,7 @@ from flatout.reporting.tables import (
 
 COMMANDS = {
     Outcome.OK: "flatout tune",
-    Outcome.OOM: "flatout measure",
+    Outcome.OOM: "flatout tune",
     Outcome.CRASH: "python",
     Outcome.HANG: "python",
     Outcome.NAN: "flatout measure",

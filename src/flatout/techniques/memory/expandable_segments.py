@@ -67,8 +67,9 @@ PYTORCH_ALLOC_CONF=expandable_segments:True PYTORCH_CUDA_ALLOC_CONF=expandable_s
         return Effect(peak_bytes=-freed, why="no holes between segments")
 
     def environment(self, variables: Mapping[str, str]) -> Mapping[str, str]:
-        """Add the setting to both variables, what they hold kept."""
-        return {**variables, **{name: with_setting(variables.get(name, "")) for name in VARIABLES}}
+        """Add the setting to both variables, with what either of them holds: torch reads one."""
+        held = next(filter(None, map(variables.get, VARIABLES)), "")
+        return {**variables, **dict.fromkeys(VARIABLES, with_setting(held))}
 
     def start(self) -> None:
         """Make sure that this torch has the allocator at all."""
