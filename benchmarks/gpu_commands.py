@@ -1,7 +1,7 @@
 """The commands on a GPU as a user types them, the ends that memory brings, and the tests for a GPU.
 
-Each command is a process of its own with a time limit; what it wrote as JSON is looked at. Written
-without a GPU: never run on one.
+Each command is a process of its own with a time limit; what it wrote as JSON is looked at. It
+has run on an H200, all but what waits for memory to run out.
 """
 
 import importlib.util

@@ -4,7 +4,8 @@ The sweep makes each technique act in a training that offers it something, and a
 became of the numbers: applied, refused or crashed. Several trainings run side by side, since
 nothing is timed. The A/A asks the guard about the unchanged ResNet-50 and GPT-2: cuDNN's weight
 gradients are not summed in one order, and that may not count as a fault. Its power on faulty
-trainings is a test marked gpu. Written without a GPU: never run on one.
+trainings is a test marked gpu. Written without a GPU; parts of it have
+run on one.
 """
 
 import copy

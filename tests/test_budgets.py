@@ -25,7 +25,7 @@ LINES = {
     "data": 11_376,
     "guard": 1_213,
     "hardware": 2_398,
-    "kernels": 2_582,
+    "kernels": 2_583,
     "launch": 2_075,
     "parallel": 4_781,
     "planner": 6_341,

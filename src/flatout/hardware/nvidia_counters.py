@@ -2,7 +2,7 @@
 
 What NVML calls utilisation is the share of time in which at least one kernel ran: one thread on one
 core of the GPU makes it 100 %. What multiprocessors and tensor cores do comes from GPM (`Gpm`), on
-Hopper and later. Not measured on a GPU yet.
+Hopper and later.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ class Gpm:
     """The activity of one GPU, or of an instance of it, between two calls of `read`.
 
     GPU performance monitoring (GPM) gives means between two of its own samples, without a
-    profiler's replay and without slowing the kernels down. Not measured on a GPU yet.
+    profiler's replay and without slowing the kernels down.
 
     Args:
         nvml: The driver's library.

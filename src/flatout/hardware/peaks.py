@@ -2,8 +2,8 @@
 
 A data sheet's number is reached by no one; a large square product in the same arithmetic is what
 this machine really does. `python -m flatout.hardware.peaks DEVICE DTYPE THREADS` measures in a
-process of its own and prints JSON; `read_peaks` starts it and keeps what it found. Rates of a CUDA
-device were not measured on a GPU yet.
+process of its own and prints JSON; `read_peaks` starts it and keeps what it found. An H200 that
+other work shared gave 744 TFLOP/s in bf16, 334 in TF32, 48.5 in fp32, and 4.29 TB/s.
 """
 
 import contextlib

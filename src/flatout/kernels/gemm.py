@@ -5,7 +5,8 @@
 cuBLAS does the first part as well as anybody; what it lacks is the rest without another trip
 through memory. On a GPU with Triton `gemm` runs as one kernel (`flatout.kernels.gemm_launch`),
 anywhere else as plain operations (`gemm_reference`). It has gradients, and torch.compile takes it
-as one operator. What tiling is about: `docs/tiling.md`. Not measured on a GPU yet.
+as one operator. What tiling is about: `docs/tiling.md`. Right on an H200; its
+speed was not measured there yet.
 """
 
 import functools

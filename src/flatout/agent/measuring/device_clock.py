@@ -3,7 +3,7 @@
 The host's clock sees when kernels were launched; the device's sees when they ran. An event is
 recorded at every change of phase on the stream that is current on the first root's device, and the
 time between two events belongs to the phase that began with the first. Nothing is synchronised
-before the end. Not measured on a GPU yet.
+before the end. Not compared with a clock that waits for a GPU yet.
 """
 
 import time

@@ -2,7 +2,7 @@
 
 `KernelTrace` runs after the measured steps, never during them; `trace_facts` sums it up. Torch's
 profiler is one for the whole process: with `watch` and `begin`, ours gives way to the script's own.
-Not measured on a GPU yet.
+On an H200 it found the kernels of a GPT and of convolutions.
 """
 
 import contextlib

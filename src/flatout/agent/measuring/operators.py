@@ -112,7 +112,7 @@ class CopyTimer:
     A copy to the device is timed on the host: a pageable one blocks until it is done, one with
     `non_blocking` from pinned memory only until it is queued. A copy to the host blocks until the
     device has caught up. `item` and its kin are left alone: wrapped, `torch.compile` could no
-    longer capture them. What is compiled is not timed. Not measured on a GPU yet.
+    longer capture them. What is compiled is not timed. Not compared on a GPU yet.
     """
 
     def __init__(self, saw: Saw) -> None:
