@@ -19,6 +19,7 @@ from flatout.analysis.screen import (
     own_effects,
     replicate,
 )
+from tests.support.screens import play_screen
 
 TRUTH = {"half": 2.0, "fused": 1.15, "slow": 0.7, "nothing": 1.0}
 
@@ -273,3 +274,22 @@ def test_the_failure_of_a_block_is_blamed_on_what_never_worked():
 
     assert find_suspects(("half", "fused"), [worked]) == ["fused"]
     assert find_suspects(("half",), [worked]) == ["half"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_saves_little_of_a_long_step_is_asked_about_again_on_the_short_one(seed):
+    saves_ms = {"bf16": 220, "compile": 85, "fused": 2.5, "nothing": 0}
+    deal = random.Random(seed)
+    choices = [{"label": x, "group": x, "technique": x} for x in saves_ms]
+
+    def step_s(names):
+        return (365 - sum(saves_ms[name] for name in names)) / 1e3
+
+    for _, _, plan, blocks in play_screen(  # noqa: B007
+        choices, step_s, lambda blocks: (len(blocks) / 120, 0.02), 0.003, deal
+    ):
+        pass
+
+    assert sorted(plan.on) == ["bf16", "compile", "fused"]
+    own = own_effects(blocks[plan.credit_from :], plan.factors, tuple(plan.on))
+    assert own["fused"].ratio == pytest.approx(1 + 2.5 / 57.5, abs=0.01)
