@@ -1,6 +1,7 @@
 """Counters against a driver that is not here: every failure it may have, one by one."""
 
 import contextlib
+import os
 import sys
 import time
 from types import ModuleType, SimpleNamespace
@@ -8,7 +9,12 @@ from types import ModuleType, SimpleNamespace
 import pynvml
 import pytest
 
-from flatout.hardware.counters import CounterSampler, open_sources, readings_of
+from flatout.hardware.counters import (
+    CounterSample,
+    CounterSampler,
+    open_sources,
+    readings_of,
+)
 
 
 class Failure(Exception):  # noqa: N818  stands for NVMLError
@@ -413,3 +419,12 @@ def test_no_two_threads_are_inside_the_driver_at_once(driver):
 
     assert len(seen) > 16
     assert max(seen) == 1
+
+
+def test_processes_of_this_machine_are_others_though_the_training_is_not_among_them_yet():
+    sample = CounterSample(at_s=1.0, pids=frozenset({os.getpid(), os.getppid()}))
+
+    seen = readings_of([sample], own_pids=frozenset({2**22 - 1}))
+
+    assert seen.other_processes == 2
+    assert "other_processes" not in seen.missing

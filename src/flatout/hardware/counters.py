@@ -11,6 +11,7 @@ import statistics
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from flatout.hardware.load import process_tree
@@ -284,7 +285,7 @@ def _other_processes(
         return frozenset(), frozenset(), reason or "the driver lists no processes"
     seen = frozenset().union(*told)
     others, why = seen - own, ""
-    if seen and not seen & own:
+    if seen and not seen & own and not all(Path(f"/proc/{pid}").exists() for pid in seen):
         # Numbers of another namespace: only those that were there before are surely not ours.
         others = seen & before
         why = "the driver counts processes by numbers of another namespace (a container)"
