@@ -11,7 +11,7 @@ DEMO_READY := $(VENV)/.flatout-demo-ready
 NO_GPU := not gpu and not multi_gpu
 
 .DEFAULT_GOAL := check
-.PHONY: setup check fix lint test test-all test-gpu test-images demo bench bench-gpu bench-gpu-true
+.PHONY: setup check fix lint test test-all test-gpu test-images demo bench bench-gpu bench-gpu-right
 .PHONY: bench-gpu-numbers bench-gpu-product gpu-stack chaos docs size
 
 setup: $(READY)
@@ -72,19 +72,19 @@ demo: $(DEMO_READY)
 bench: setup
 	$(PY) -m benchmarks.run
 
-# On a machine with a GPU, with its own Python: nothing is installed, no network is needed. Each call takes less than
-# nine minutes, writes its record after every stage and prints its table last: docs/gpu-plan.md.
-# Is it true at all?
-bench-gpu-true:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set true
+# On a machine with a GPU, with its own Python: nothing is installed, no network is needed. Each call takes some five
+# minutes, writes its record after every stage and prints its table last: docs/gpu-plan.md.
+# What is right or wrong, all at once: tests, memory, every technique, the guard, the commands.
+bench-gpu-right:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set right
 
-# Products against cuBLAS, predicted memory against the device's own counters.
-bench-gpu-numbers:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set numbers
-
-# GPT-2 tuned from a naive script, then each technique once in a real training.
+# GPT-2 tuned from a naive script.
 bench-gpu-product:
 	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set product
+
+# Device times against a clock, the cost of listening, products against cuBLAS.
+bench-gpu-numbers:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set numbers
 
 # Any of the sets: make bench-gpu SET=resnet50
 bench-gpu:

@@ -30,6 +30,8 @@ LEAST_S = 15.0
 """With less time left no command is begun."""
 END_S = 10.0
 """What pytest is given to write what it has when its time is up."""
+MEMORY_SHARE = 0.35
+"""Of the device, what a process that is to run out of it may have: others train there too."""
 BYTES_A_SAMPLE = 1_800_000_000
 """Of the naive GPT-2 at 1,024 tokens a sample takes some 3 GB in fp32 (an estimate): a batch made
 with this is half as large again as what fits."""
@@ -110,7 +112,7 @@ def commands(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[str, 
 def out_of_memory(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[str, Any]:
     """Let memory run out: what is said, what tune makes of it, and a training that adapts."""
     has_device = bench.machine.device.kind != "cpu"
-    batch = int(bench.machine.device.memory_bytes / BYTES_A_SAMPLE)
+    batch = int(MEMORY_SHARE * bench.machine.device.memory_bytes / BYTES_A_SAMPLE)
     size = ("--batch-size", str(batch), "--context", "1024") if has_device and not smoke else SMALL
     is_real = has_device and not smoke
     rows = play_all(
@@ -140,6 +142,7 @@ def out_of_memory(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[
         ),
         seconds,
         bench,
+        {"PYTORCH_ALLOC_CONF": f"per_process_memory_fraction:{MEMORY_SHARE}"},
         smoke=smoke,
     )
     return {"rows": rows}
@@ -159,7 +162,12 @@ def _fault_of_rescue(document: Document, _work: Path) -> str:
 
 
 def play_all(
-    items: Sequence[Command], seconds: float, bench: Bench, *, smoke: bool = False
+    items: Sequence[Command],
+    seconds: float,
+    bench: Bench,
+    variables: Mapping[str, str] | None = None,
+    *,
+    smoke: bool = False,
 ) -> list[dict[str, Any]]:
     """Play commands one after the other until the time is up; tried out, each has all of it."""
     deadline = time.monotonic() + seconds
@@ -169,15 +177,19 @@ def play_all(
         rows.append(
             {"command": command.name, "holds": False, "why": "no time left"}
             if left_s < LEAST_S
-            else played(command, left_s if smoke else min(left_s, command.seconds), bench)
+            else played(
+                command, left_s if smoke else min(left_s, command.seconds), bench, variables or {}
+            )
         )
         bench.say(f"  {row_words(rows[-1])}")
         bench.note({"rows": rows})
     return rows
 
 
-def played(command: Command, seconds: float, bench: Bench) -> dict[str, Any]:
-    """Return how a command went."""
+def played(
+    command: Command, seconds: float, bench: Bench, variables: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return how a command went, with some variables in its environment."""
     work = bench.work / "commands" / command.name
     work.mkdir(parents=True, exist_ok=True)
     result = work / "result.json"
@@ -192,7 +204,7 @@ def played(command: Command, seconds: float, bench: Bench) -> dict[str, Any]:
             text=True,
             timeout=seconds,
             check=False,
-            env=own_environment(),
+            env={**own_environment(), **variables},
         )
     except subprocess.TimeoutExpired:
         return row | {"why": f"not done within {seconds:.0f} s", "took_s": seconds}

@@ -17,7 +17,8 @@ from flatout.reporting.documents import write_json, write_text
 from flatout.tuning.trial_runner import JOURNAL
 from flatout.workflow.recipe_files import write_recipe
 
-JOURNALS = "journals.tar.gz"
+EVIDENCE = {"journals.tar.gz": JOURNAL, "guard.tar.gz": "guard.json"}
+"""What is kept of a run beyond its record: archives, and the names of the files in them."""
 SCHEMA = "flatout.benchmark/1"
 RECORDS = Path(__file__).parent / "records"
 PREDICTIONS = "What was predicted of each technique that was tried by itself, and what it gave:"
@@ -69,20 +70,21 @@ def out_folder() -> Path:
     return Path(os.environ.get("OUT") or RECORDS)
 
 
-def write_journals(work: Path, folder: Path) -> None:
-    """Keep every journal below a folder of work: each trial as it was, a tuning killed or not.
+def write_evidence(work: Path, folder: Path) -> None:
+    """Keep what says most below a folder of work: each trial as it was, what the guard compared.
 
-    All in one file: of a machine that was lent few come back.
+    All in few files: of a machine that was lent few come back.
     """
     hidden = {str(work): "work", str(Path.home()): "~", str(Path(__file__).parent.parent): "."}
-    part = folder / "journals.part"
-    with tarfile.open(part, "w:gz") as archive:
-        for path in sorted(work.rglob(JOURNAL)):
-            text = scrubbed(path.read_text(encoding="utf-8"), hidden).encode()
-            entry = tarfile.TarInfo("-".join(path.relative_to(work).parts))
-            entry.size = len(text)
-            archive.addfile(entry, io.BytesIO(text))
-    part.replace(folder / JOURNALS)
+    for archive, name in EVIDENCE.items():
+        part = folder / f"{archive}.part"
+        with tarfile.open(part, "w:gz") as file:
+            for path in sorted(work.rglob(name)):
+                text = scrubbed(path.read_text(encoding="utf-8"), hidden).encode()
+                entry = tarfile.TarInfo("-".join(path.relative_to(work).parts))
+                entry.size = len(text)
+                file.addfile(entry, io.BytesIO(text))
+        part.replace(folder / archive)
 
 
 def page(record: Record, machine: Machine, date: str) -> str:

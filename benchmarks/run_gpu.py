@@ -1,7 +1,7 @@
-"""Measure flatout on one CUDA device, each call in less than nine minutes: `make bench-gpu-true`.
+"""Measure flatout on one CUDA device, each call in some minutes: `make bench-gpu-right`.
 
-A call plays a plan (`true`, `numbers`, `product`) or sets of stages by comma, into one folder. What
-comes too late is skipped. `docs/gpu-plan.md` says which to play first, and what each shows.
+A call plays a plan (`right`, `product`, `numbers`) or sets of stages by comma, into one folder.
+What comes too late is skipped. `docs/gpu-plan.md` says which to play first, and what each shows.
 
 For machines that have little but torch and numpy, and no network: the commands are called as
 functions, and what is not installed costs its own stage only. Each stage is a process of its own
@@ -26,11 +26,22 @@ from typing import Any
 
 from benchmarks import gemm, gpu_clocks, gpu_commands, gpu_guard, gpu_memory, ladder
 from benchmarks.bench import Bench, brief, open_lab, trials_in
-from benchmarks.gpu_record import PLANS, SETS, SLOW, STARVED, TUNED, known, record_of, stages_in
-from benchmarks.record import markdown_table, out_folder, write_journals, write_record
+from benchmarks.gpu_record import (
+    AT_ONCE,
+    PLAN_S,
+    PLANS,
+    SETS,
+    SLOW,
+    STARVED,
+    TUNED,
+    known,
+    record_of,
+    stages_in,
+)
+from benchmarks.record import markdown_table, out_folder, write_evidence, write_record
 from benchmarks.stage_process import GRACE_S, command_for, note_to, play_inside, play_outside
 from benchmarks.stage_process import LAST_S as KILL_S
-from benchmarks.stages import Results, Stage, run_stages
+from benchmarks.stages import Results, Stage, run_side_by_side, run_stages
 from benchmarks.suites import overhead
 from flatout.hardware.counters import open_sources
 from flatout.hardware.machine import read_machine
@@ -109,10 +120,9 @@ SMOKE = Sizes(
 def main(arguments: Sequence[str]) -> int:
     """Run all stages on the CUDA device; the exit code is 1 when the claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--total-s", type=float, default=TOTAL_S)
+    parser.add_argument("--total-s", type=float, help="time for all stages, in seconds")
     parser.add_argument(
         "--set",
-        type=known,
         default="all",
         help=f"one of {tuple(PLANS)}, or several by comma of {SETS}",
     )
@@ -125,6 +135,10 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     if args.alone:
         return alone(args)
+    try:
+        part = known(args.set)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
     started = time.monotonic()
     machine = read_machine(torch=True)
     if machine.device.kind != "cuda" and not args.smoke:
@@ -140,18 +154,20 @@ def main(arguments: Sequence[str]) -> int:
 
     with tempfile.TemporaryDirectory(prefix="flatout-bench-") as work:
         bench = Bench(machine=machine, work=Path(work).resolve(), say=say)
-        left_s = args.total_s - (time.monotonic() - started)
+        total_s = args.total_s or PLAN_S.get(args.set, TOTAL_S)
+        left_s = total_s - (time.monotonic() - started)
         sizes = SMOKE if args.smoke else Sizes()
         words = [word.strip() for word in args.stages.split(",") if word.strip()]
         stages = [
             replace(stage, most_s=stage.most_s * args.stretch)
-            for stage in chosen(stages_of(bench, sizes), args.set, words)
+            for stage in chosen(stages_of(bench, sizes), part, words)
         ]
         play = partial(play_apart, bench=bench, smoke=args.smoke)
+        run = run_side_by_side if args.set in AT_ONCE else run_stages
         results = run_all(
-            bench, stages, out_folder(), lines, total_s=left_s, play=play, part=args.set
+            bench, stages, out_folder(), lines, total_s=left_s, play=play, part=part, run=run
         )
-    record = record_of(results, part=args.set)
+    record = record_of(results, part=part)
     # Last: of a machine that was lent often nothing but the end of the output comes back.
     print("\n".join([*markdown_table(record.table), f"holds: {record.holds}"]), flush=True)
     return 0 if record.holds else 1
@@ -220,8 +236,12 @@ def run_all(  # noqa: PLR0913  what main has put together
     total_s: float,
     play: Callable[[Stage, float], dict[str, Any]] | None = None,
     part: str = "all",
+    run: Callable[..., Results] = run_stages,
 ) -> Results:
-    """Run the stages and write the record before the first and after each."""
+    """Run the stages and write the record before the first and after each.
+
+    `run` plays them one after the other or side by side.
+    """
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
     def tell_and_write(results: Results) -> None:
@@ -235,13 +255,13 @@ def run_all(  # noqa: PLR0913  what main has put together
         try:
             record = record_of(results, part=part)
             folder = write_record(record, bench.machine, date=date, log=log, root=root)
-            write_journals(bench.work, folder)
+            write_evidence(bench.work, folder)
         except Exception:  # noqa: BLE001  the later stages must not be lost to a full disk
             bench.say(f"the record was not written: {traceback.format_exc()}")
 
     bench.say(f"stages: {', '.join(stage.name for stage in stages)}")
     write({})
-    return run_stages(stages, tell_and_write, total_s=total_s, play=play)
+    return run(stages, tell_and_write, total_s=total_s, play=play)
 
 
 def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:

@@ -83,7 +83,7 @@ def play_outside(
         text=True,
         start_new_session=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
     )
     said: list[str] = []
     reader = threading.Thread(target=_pass_on, args=(process, said, say), daemon=True)

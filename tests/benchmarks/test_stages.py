@@ -1,11 +1,19 @@
 """Stages: one that fails, hangs or finds no time leaves the others and their results alone."""
 
 import signal
+import threading
 import time
 
 import pytest
 
-from benchmarks.stages import Stage, StageTimeError, run_stages, time_limit, worked
+from benchmarks.stages import (
+    Stage,
+    StageTimeError,
+    run_side_by_side,
+    run_stages,
+    time_limit,
+    worked,
+)
 
 
 class Clock:
@@ -133,3 +141,41 @@ def test_no_alarm_is_left_behind():
 
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_side_by_side_what_another_needs_comes_first_and_a_failure_takes_none_along():
+    order, barrier = [], threading.Barrier(2, timeout=20.0)
+
+    def work(name, *, meets=False, fails=False):
+        def done(_seconds):
+            if meets:
+                barrier.wait()  # both are under way at the same time
+            order.append(name)
+            if fails:
+                raise ValueError(name)
+            return {}
+
+        return done
+
+    stages = [
+        Stage(name="needy", work=work("needy"), most_s=5.0, needs=("one",)),
+        Stage(name="one", work=work("one", meets=True), most_s=20.0),
+        Stage(name="two", work=work("two", meets=True, fails=True), most_s=20.0),
+        Stage(name="late", work=work("late"), most_s=5.0, least_s=1e6),
+    ]
+    written = []
+
+    def play(stage, seconds):
+        try:
+            return {"status": "done", "result": stage.work(seconds)}
+        except ValueError as error:
+            return {"status": "failed", "why": str(error)}
+
+    results = run_side_by_side(
+        stages, lambda found: written.append(set(found)), total_s=60.0, play=play
+    )
+
+    statuses = {name: entry["status"] for name, entry in results.items()}
+    assert statuses == {"one": "done", "two": "failed", "needy": "done", "late": "skipped"}
+    assert order.index("one") < order.index("needy")
+    assert len(written[-1]) == 4
