@@ -169,14 +169,19 @@ def compared(place: Place, case: Case) -> dict[str, Any]:
     asked = [entry["size"] for entry in entries if entry["action"] == "alloc"]
     sizes = {way: guess.pop("sizes") for way, guess in guesses.items()}
     snapshot.unlink()
+    errors = {
+        way: {part: guess[part] / truth[part] - 1 for part in GOALS}
+        for way, guess in guesses.items()
+    }
+    if any(abs(parts[part]) > GOALS[part][1] for parts in errors.values() for part in parts):
+        # Without the device these are what the error can be found in.
+        kept = [[e["action"], e["addr"], e["size"], e["stream"]] for e in entries]
+        (place.work / f"requests-{named(case)}.json").write_text(json.dumps(kept))
     return {
         "case": named(case),
         "ways": guesses,
         "truth": truth,
-        "errors": {
-            way: {part: guess[part] / truth[part] - 1 for part in GOALS}
-            for way, guess in guesses.items()
-        },
+        "errors": errors,
         "simulator": {
             "error": simulated.error,
             "is_exact": simulated.is_exact,

@@ -17,7 +17,11 @@ from flatout.reporting.documents import write_json, write_text
 from flatout.tuning.trial_runner import JOURNAL
 from flatout.workflow.recipe_files import write_recipe
 
-EVIDENCE = {"journals.tar.gz": JOURNAL, "guard.tar.gz": "guard.json"}
+EVIDENCE = {
+    "journals.tar.gz": JOURNAL,
+    "guard.tar.gz": "guard.json",
+    "requests.tar.gz": "requests-*.json",
+}
 """What is kept of a run beyond its record: archives, and the names of the files in them."""
 SCHEMA = "flatout.benchmark/1"
 RECORDS = Path(__file__).parent / "records"
@@ -80,10 +84,12 @@ def write_evidence(work: Path, folder: Path) -> None:
         part = folder / f"{archive}.part"
         with tarfile.open(part, "w:gz") as file:
             for path in sorted(work.rglob(name)):
-                text = scrubbed(path.read_text(encoding="utf-8"), hidden).encode()
+                data = path.read_bytes()
+                if name == JOURNAL:  # what the guard compared is numbers, not text
+                    data = scrubbed(data.decode("utf-8"), hidden).encode()
                 entry = tarfile.TarInfo("-".join(path.relative_to(work).parts))
-                entry.size = len(text)
-                file.addfile(entry, io.BytesIO(text))
+                entry.size = len(data)
+                file.addfile(entry, io.BytesIO(data))
         part.replace(folder / archive)
 
 

@@ -1,13 +1,14 @@
 """A record's folder: all that is needed to judge it, nothing about whose machine it was."""
 
 import json
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tomllib
 
-from benchmarks.record import environment, page, scrubbed, write_record
+from benchmarks.record import environment, page, scrubbed, write_evidence, write_record
 from flatout.records.recipe import Recipe
 from tests.benchmarks.made_up import BF16, a_machine, a_record, an_ablation
 from tests.paths import ROOT
@@ -93,3 +94,24 @@ def test_predictions_stand_beside_what_was_measured():
 
 def test_a_record_without_a_tuning_has_no_predictions():
     assert "predicted" not in page(a_record(), a_machine(), "2026-01-02")
+
+
+def test_what_says_most_below_a_folder_is_kept_in_few_archives(tmp_path):
+    work, folder = tmp_path / "work", tmp_path / "record"
+    (work / "a").mkdir(parents=True)
+    folder.mkdir()
+    (work / "a" / "journal.jsonl").write_text(f"{work}/train.py")
+    (work / "a" / "guard.json").write_bytes(b"\xe5\x00\xff")
+    (work / "requests-gpt-4.json").write_text("[]")
+
+    write_evidence(work, folder)
+
+    kept = {}
+    for path in folder.glob("*.tar.gz"):
+        with tarfile.open(path) as archive:
+            kept |= {name: archive.extractfile(name).read() for name in archive.getnames()}
+    assert kept == {
+        "a-journal.jsonl": b"work/train.py",
+        "a-guard.json": b"\xe5\x00\xff",
+        "requests-gpt-4.json": b"[]",
+    }
