@@ -117,7 +117,7 @@ def test_a_device_that_was_fed_before_or_still_waits_does_not_hold(busy):
 
 
 def test_a_record_holds_only_where_all_stages_of_its_sets_were_played(monkeypatch):
-    monkeypatch.setattr(gpu_record, "WORDS", {"counters": str, "sampling": str, "listening": str})
+    monkeypatch.setattr(gpu_record, "WORDS", dict.fromkeys(gpu_record.STAGES["counters"], str))
     monkeypatch.setattr(gpu_record, "REACHED", {})
     played = {name: done({}) for name in gpu_record.STAGES["counters"]}
 
