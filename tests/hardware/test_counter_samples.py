@@ -10,6 +10,7 @@ import pytest
 
 from flatout.hardware import counters
 from flatout.hardware.counters import (
+    LOOKS_BACK,
     CounterSample,
     CounterSampler,
     Sources,
@@ -130,3 +131,22 @@ def test_processes_below_this_one_are_its_own_and_the_tree_is_not_searched_again
 
     assert sampler.readings("", began, time.perf_counter()).other_processes == 1
     assert searched == [os.getpid()]
+
+
+def test_a_mean_that_looks_back_to_before_the_window_does_not_count():
+    def at(seconds, util, power, active):
+        values = {"util_share": util, "power_w": power, "sm_active_share": active}
+        return CounterSample(at_s=10 + seconds, values=values)
+
+    short = [at(0.02, 0.35, 150.0, 0.2), at(0.28, 0.97, 390.0, 0.6)]
+    found = readings_of(short, began_s=10.0)
+    assert (found.util_share, found.sm_active_share, found.power_w) == (0.97, 0.6, None)
+    assert found.missing["power_w"] == LOOKS_BACK
+
+    longer = [*short, at(1.1, 1.0, 600.0, 0.8), at(1.3, 0.98, 610.0, 0.8)]
+    found = readings_of(longer, began_s=10.0)
+    assert (found.util_share, found.power_w) == (0.99, 605.0)
+    assert found.sm_active_share == pytest.approx(2.2 / 3)
+
+    assert readings_of(short[:1], began_s=10.0).sm_active_share is None
+    assert readings_of(short[:1]).sm_active_share == 0.2
