@@ -132,7 +132,8 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
     for candidate in too_late:
         label = candidate.choice.label
         what = "not tried alone" if label in known else "not tried"
-        groups.setdefault(what, []).append(f"{label} (predicted {candidate.ratio:.2f}x)")
+        said = f"; in the screen: {why}" if (why := ladder.refused.get(label)) else ""
+        groups.setdefault(what, []).append(f"{label} (predicted {candidate.ratio:.2f}x{said})")
     for what, group in sorted(groups.items()):
         ladder.notes.append(f"{what}, no time: {', '.join(group)}")
     if too_late:

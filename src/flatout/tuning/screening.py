@@ -384,6 +384,7 @@ def _note_race(ladder: TuningState, recipe: Recipe, match: Match) -> None:
 
 def _note_lost(ladder: TuningState, chosen: Sequence[Candidate], found: Screened) -> None:
     """Add a row for each technique that failed; one that cannot be switched here gets its pairs."""
+    ladder.refused |= found.refused
     for candidate in chosen:
         why = found.failed.get(candidate.choice.label)
         if why is not None:

@@ -87,6 +87,8 @@ class TuningState:
     screen proposed it, or nothing was played before."""
     passed_over: dict[str, str] = field(default_factory=dict)
     """Techniques that were not tried, each with the reason; the latest profile decides."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """What could not be switched in a screen, by label, and what it said."""
     notes: list[str] = field(default_factory=list)
     stopped: str = "finished"
 

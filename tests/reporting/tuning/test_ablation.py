@@ -93,13 +93,19 @@ def test_an_interval_that_covers_one_is_no_difference(leave):
     assert row_of(render_ablation(leave, details=True), "fused_optimizer").endswith("no difference")
 
 
-def test_a_small_gain_that_was_shown_is_not_called_no_difference(leave):
-    small = Comparison(ratio=1.012, interval=(1.005, 1.019), n=6)
-    rows = (replace(leave.rows[0], comparison=small),)
+@pytest.mark.parametrize(
+    ("ratio", "interval", "said"),
+    [(1.012, (1.005, 1.019), "too small"), (2.37, (2.36, 2.38), "outdone")],
+)
+def test_a_gain_that_was_shown_and_is_not_kept_is_not_called_no_difference(
+    leave, ratio, interval, said
+):
+    pair = Comparison(ratio=ratio, interval=interval, n=6)
+    rows = (replace(leave.rows[0], comparison=pair),)
 
     text = render_ablation(replace(leave, rows=rows), details=True)
 
-    assert row_of(text, "fused_optimizer").endswith("too small")
+    assert row_of(text, "fused_optimizer").endswith(said)
 
 
 def test_a_recipe_that_was_not_confirmed_is_not_called_faster(tuned):

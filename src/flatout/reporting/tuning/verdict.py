@@ -159,6 +159,8 @@ def verdict_of(row: Row) -> Sentence:
             return words("verdict.no_gain")
         if pair.covers_one:
             return words("verdict.no_difference")
+        if pair.interval[0] > Rule().gain:
+            return words("verdict.outdone")
     return words(f"verdict.{row.verdict.value}")
 
 
