@@ -33,7 +33,7 @@ ALLOWED = {
     "data.proof.aliases": (PATCHES, "_GIVEN", "_SEEN"),
     "data.proof.joint_proof": (SCRIPT, "_tried"),
     "planner.tracing.cuda_shim": (SHIM, "_done", "_kept"),
-    "planner.tracing.simulated_gpu": (SHIM, "_attending"),
+    "planner.tracing.simulated_gpu": (SHIM, "_capability"),
 }
 """By module why it has them, and their names."""
 

@@ -281,3 +281,14 @@ def test_the_first_variable_that_is_set_wins():
 
     assert settings_of_environment(variables) == AllocatorSettings(expandable_segments=True)
     assert settings_of_environment({}) == AllocatorSettings()
+
+
+def test_of_equally_large_free_blocks_the_lowest_is_taken_and_later_segments_lie_lower():
+    allocator = CachingAllocator()
+    first, second, third = (allocator.malloc(200 * MIB) for _ in range(3))
+    for block in (first, second, third):
+        allocator.free(block)
+
+    assert first.address < second.address
+    assert third.address < first.address
+    assert allocator.malloc(200 * MIB).address == third.address

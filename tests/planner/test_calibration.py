@@ -22,7 +22,7 @@ def test_without_a_measurement_everything_is_assumed_with_an_interval(tmp_path, 
 
     found = find_calibration(find_gpu(name), "2.13.0")
 
-    for amount in (found.context, found.convolution_workspace, found.nccl, found.cublas_workspace):
+    for amount in (found.context, found.nccl, found.cublas_workspace):
         assert amount.source is NumberSource.ASSUMED
         assert amount.low <= amount.bytes <= amount.high
 

@@ -125,11 +125,12 @@ def test_workspaces_of_cublas_are_taken_once_a_thread_and_stay():
     added = [a for a in found.allocations if a.component is Component.WORKSPACE]
     assert [(a.size, a.phase, a.step) for a in added] == [
         (32 * MIB, Phase.FORWARD, 0),
+        (MIB, Phase.FORWARD, 0),
         (32 * MIB, Phase.BACKWARD, 0),
     ]
-    assert found.alive()[-1] == stream.alive()[-1] + 64 * MIB
+    assert found.alive()[-1] == stream.alive()[-1] + 65 * MIB
     old = find_calibration(find_gpu("a100-80"), "2.13.0")
-    assert with_workspaces(stream, old).alive()[-1] == stream.alive()[-1] + 2 * 8_519_680
+    assert with_workspaces(stream, old).alive()[-1] == stream.alive()[-1] + 2 * 8_519_680 + MIB
 
 
 def test_attention_s_backward_holds_a_sum_in_fp32_only_while_it_runs():
@@ -137,7 +138,7 @@ def test_attention_s_backward_holds_a_sum_in_fp32_only_while_it_runs():
     start, _end = step_bounds(stream, 1)
     shape = (2, 4, 64, 32)
     draft = Draft(stream)
-    for _name in ("dq", "dk", "dv"):
+    for arguments in (((1,),), (), ()):
         gradient = Allocation(
             size=2 * 4 * 64 * 32 * 2,
             component=Component.TEMPORARIES,
@@ -146,6 +147,7 @@ def test_attention_s_backward_holds_a_sum_in_fp32_only_while_it_runs():
             operator="aten._scaled_dot_product_flash_attention_backward.default",
             shape=shape,
             dtype="bfloat16",
+            arguments=arguments,
         )
         draft.add(gradient, start + 20, start + 30)
     calibration = find_calibration(find_gpu("a100-80"), "2.13.0")
@@ -154,4 +156,32 @@ def test_attention_s_backward_holds_a_sum_in_fp32_only_while_it_runs():
 
     sums = [a for a in found.allocations if a.operator == "workspace of attention backward"]
     assert [a.size for a in sums] == [4 * (2 * 4 * 64 * 32 + 2 * 4 * 64)]
-    assert found.alive()[-1] == stream.alive()[-1] + 2 * 8_519_680
+    assert found.alive()[-1] == stream.alive()[-1] + 2 * 8_519_680 + MIB
+
+
+def test_a_convolution_holds_its_copies_only_while_it_runs():
+    stream = toy_stream()
+    start, _end = step_bounds(stream, 1)
+    draft = Draft(stream)
+    output = Allocation(
+        size=2 * 128 * 32 * 32 * 2,
+        component=Component.TEMPORARIES,
+        phase=Phase.FORWARD,
+        step=1,
+        operator="aten.convolution.default",
+        shape=(2, 128, 32, 32),
+        dtype="bfloat16",
+        arguments=(
+            *((2, 64, 32, 32), (128, 64, 3, 3), ()),
+            *((1, 1), (1, 1), (1, 1), (0,), (0, 0), (1,), (0,)),
+        ),
+    )
+    draft.add(output, start + 20, start + 30)
+    calibration = find_calibration(find_gpu("a100-80"), "2.13.0")
+
+    found = with_workspaces(draft.build(), calibration)
+
+    copies = [a for a in found.allocations if a.operator == "workspace of convolution"]
+    pixels = 2 * 32 * 32
+    assert [a.size for a in copies] == [2 * (pixels * 64 + pixels * 128 + 128 * 64 * 9)]
+    assert found.alive()[-1] == stream.alive()[-1] + 2 * 8_519_680 + MIB

@@ -15,7 +15,7 @@ from flatout.planner.allocator_settings import (
     SMALL_SIZE,
     AllocatorSettings,
 )
-from flatout.records.units import GIB
+from flatout.records.units import GIB, MIB
 
 
 class Block:
@@ -159,8 +159,10 @@ def merge(block: Block, neighbour: Block | None) -> bool:
 
 FIRST_ADDRESS = 0x7F00_0000_0000
 """Where the made-up addresses begin; what a viewer shows looks like those of a real device."""
-SEGMENT_GAP = 2 * 1024 * 1024
-"""Between two segments, so that blocks of different segments never look adjacent."""
+CONTEXT_RANGE = 414 * MIB
+"""The driver hands out the range that the context left free upwards, then ever lower addresses. Of
+equally large free blocks torch takes the lowest, so the order decides what is reserved. Size seen
+in 16 recorded runs on an H200 (driver 580, CUDA 13); with it each of them is simulated exactly."""
 TOTAL_BYTES = 192 * GIB
 """Address space of an expandable segment follows from it where no capacity is given."""
 
@@ -240,7 +242,7 @@ class CachingAllocator:
         self._delay = release_delay
         self._waiting: list[tuple[int, Block]] = []
         self._calls = 0
-        self._next_address = FIRST_ADDRESS
+        self._rising = self._falling = FIRST_ADDRESS
         self._tell = listener or (lambda *_: None)
 
     def malloc(self, size: int, stream: int = 0) -> Block:
@@ -364,10 +366,15 @@ class CachingAllocator:
         return block
 
     def _segment(self, pool: Pool, size: int, stream: int) -> Block:
-        block = Block(self._next_address, size, pool, stream, self._next_address)
-        self.segments[block.address] = size
-        self._first[block.address] = block
-        self._next_address += size + SEGMENT_GAP
+        address = self._rising
+        if address + size <= FIRST_ADDRESS + CONTEXT_RANGE:
+            self._rising += size
+        else:
+            self._falling -= size
+            address = self._falling
+        block = Block(address, size, pool, stream, address)
+        self.segments[address] = size
+        self._first[address] = block
         return block
 
     def _left(self) -> int:

@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.replay import AllocatorReplay, replay
@@ -16,6 +17,13 @@ class NotAffineError(Exception):
     """The two traces are not those of one computation at two batch sizes; says why."""
 
 
+class Growth(NamedTuple):
+    """What a further sample adds to the dims of an allocation, and to its operator's arguments."""
+
+    shape: tuple[int, ...]
+    arguments: tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Affine:
     """A stream whose sizes are known at every batch."""
@@ -25,8 +33,8 @@ class Affine:
     batch: int
     slopes: tuple[int, ...]
     """Bytes a further sample adds to each allocation."""
-    growth: tuple[tuple[int, ...], ...]
-    """What a further sample adds to each dim of each allocation's shape."""
+    growth: tuple["Growth", ...]
+    """What a further sample adds to the numbers of each allocation."""
 
     def at(self, batch: int) -> MemoryStream:
         """Return the stream at another batch."""
@@ -79,8 +87,12 @@ def affine(first: MemoryStream, second: MemoryStream) -> Affine:
                 f"and {after.size} at {other}: no whole number a sample"
             )
         slopes.append(slope)
+        arguments = zip(before.arguments, after.arguments, strict=True)
         growth.append(
-            tuple((b - a) // step for a, b in zip(before.shape, after.shape, strict=False))
+            Growth(
+                _slopes(before.shape, after.shape, step),
+                tuple(_slopes(one, other, step) for one, other in arguments),
+            )
         )
     return Affine(stream=first, batch=one, slopes=tuple(slopes), growth=tuple(growth))
 
@@ -96,10 +108,17 @@ def difference(expected: MemoryStream, traced: MemoryStream) -> Difference:
     return Difference(count=len(off), bytes=max(off, default=0), total=len(pairs))
 
 
-def _grown(allocation: Allocation, slope: int, growth: Sequence[int], more: int) -> Allocation:
-    if not slope or not more:
+def _slopes(one: Sequence[int], other: Sequence[int], step: int) -> tuple[int, ...]:
+    return tuple((b - a) // step for a, b in zip(one, other, strict=False))
+
+
+def _moved(numbers: Sequence[int], slopes: Sequence[int], more: int) -> tuple[int, ...]:
+    return tuple(number + by * more for number, by in zip(numbers, slopes, strict=False))
+
+
+def _grown(allocation: Allocation, slope: int, growth: Growth, more: int) -> Allocation:
+    if not more or not (slope or allocation.arguments):
         return allocation
-    shape = tuple(dim + by * more for dim, by in zip(allocation.shape, growth, strict=False))
     # By hand, at half the time of `replace`: a search makes hundreds of thousands of them.
     return Allocation(
         size=max(0, allocation.size + slope * more),
@@ -109,8 +128,12 @@ def _grown(allocation: Allocation, slope: int, growth: Sequence[int], more: int)
         operator=allocation.operator,
         module=allocation.module,
         line=allocation.line,
-        shape=shape,
+        shape=_moved(allocation.shape, growth.shape, more),
         dtype=allocation.dtype,
+        arguments=tuple(
+            _moved(one, by, more)
+            for one, by in zip(allocation.arguments, growth.arguments, strict=True)
+        ),
         stream=allocation.stream,
         used_on=allocation.used_on,
     )

@@ -11,7 +11,11 @@ from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import accumulation, largest_batch
 from flatout.planner.memory_options import Setup, ladder
 from flatout.planner.replay import AllocatorReplay, alive_at, components_at, replay
-from flatout.planner.workspaces import has_convolution, with_convolution_bytes
+from flatout.planner.workspaces import (
+    MOST_CONVOLUTION_BYTES,
+    has_convolution,
+    with_convolution_bytes,
+)
 from flatout.records.memory import TensorAtPeak
 from flatout.records.memory_stream import Component, MemoryStream, Phase
 from flatout.records.plan import Accumulating, Amount, LargestBatch, NumberSource, Plan
@@ -151,13 +155,12 @@ def _amounts(
     stream: MemoryStream, found: AllocatorReplay, ground: DeviceModel
 ) -> tuple[Amount, Amount]:
     """Return allocated and reserved bytes, as wide as trace and workspaces are uncertain."""
-    margin = ground.margin(stream)
-    spread = ground.calibration.convolution_workspace
+    margin, (small, large) = ground.margin(stream), ground.reserve_margins(stream)
     low = high = found
-    if has_convolution(stream):
+    if _guesses_convolution(stream, ground):
         low, high = (
-            replay(with_convolution_bytes(stream, size or 0), ground.settings)
-            for size in (spread.low, spread.high)
+            replay(with_convolution_bytes(stream, change), ground.settings)
+            for change in (lambda _: 0, lambda size: max(size, MOST_CONVOLUTION_BYTES))
         )
     less, more = compiled_spread(stream)
     allocated = Amount(
@@ -169,8 +172,8 @@ def _amounts(
     reserved = Amount(
         bytes=found.peak_reserved,
         source=NumberSource.SIMULATED,
-        low=int((min(low.peak_reserved, found.peak_reserved) - less) * (1 - margin)),
-        high=ceil((max(high.peak_reserved, found.peak_reserved) + more) * (1 + margin)),
+        low=int((min(low.peak_reserved, found.peak_reserved) - less) * (1 - large)),
+        high=ceil((max(high.peak_reserved, found.peak_reserved) + more) * (1 + small)),
     )
     return allocated, reserved
 
@@ -200,12 +203,11 @@ def _components(
         if part is not Component.WORKSPACE
     }
     workspace = at_peak.get(Component.WORKSPACE, 0)
-    calibrated = ground.calibration.convolution_workspace.source
     found["workspace"] = Amount(
         bytes=workspace,
-        source=calibrated,
+        source=ground.calibration.cublas_workspace.source,
         low=min(workspace, HANDLES * ground.calibration.cublas_workspace.bytes),
-        high=workspace + _more_convolution(stream, ground),
+        high=workspace + (MOST_CONVOLUTION_BYTES if _guesses_convolution(stream, ground) else 0),
     )
     rest = reserved.bytes - sum(at_peak.values())
     found["fragmentation"] = Amount(bytes=rest, source=NumberSource.SIMULATED)
@@ -215,12 +217,9 @@ def _components(
     return found
 
 
-def _more_convolution(stream: MemoryStream, ground: DeviceModel) -> int:
-    """Return how much more a convolution may take than is planned; 0 where there is none."""
-    spread = ground.calibration.convolution_workspace
-    if not has_convolution(stream):
-        return 0
-    return (spread.high or spread.bytes) - spread.bytes
+def _guesses_convolution(stream: MemoryStream, ground: DeviceModel) -> bool:
+    """Return whether what convolutions take was measured on another GPU than this one."""
+    return ground.calibration.trace_error is None and has_convolution(stream)
 
 
 def _sum(one: Amount, other: Amount) -> Amount:

@@ -5,16 +5,17 @@ workspaces of cuBLAS, cuDNN and attention kernels.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from flatout.hardware.catalogue import GpuModel
+from flatout.planner.kernel_workspaces import CONVOLVING, taken_by
 from flatout.records.input_files import read_json
 from flatout.records.memory_stream import Allocation, Component, Draft, MemoryStream, Phase
 from flatout.records.plan import Amount, NumberSource
+from flatout.records.units import MIB
 
 SCHEMA = "flatout.calibration/1"
 FOLDER = Path(__file__).with_name("calibrations")
@@ -38,12 +39,12 @@ class Calibration:
     """The process's own share of the device before any tensor, and the kernels it loads."""
     cublas_workspace: Amount
     """Of one handle on one stream; forward and backward have a handle each."""
-    convolution_workspace: Amount
-    """Of one convolution while it runs."""
     nccl: Amount
     """Of the first communicator of a process."""
     trace_error: float | None = None
     """Largest relative error of predicted against measured allocated bytes, where measured."""
+    reserve_errors: tuple[float, float] | None = None
+    """By what shares reserved bytes were predicted too small and too large at most."""
 
 
 def find_calibration(gpu: GpuModel, torch_version: str) -> Calibration:
@@ -112,9 +113,9 @@ def _calibration(
         torch=str(measured["torch"]) if measured is not None else "any",
         context=amount("context"),
         cublas_workspace=amount("cublas_workspace", workspace),
-        convolution_workspace=amount("convolution_workspace"),
         nccl=amount("nccl"),
         trace_error=errors.get("trace"),
+        reserve_errors=tuple(errors["reserve"]) if "reserve" in errors else None,
     )
 
 
@@ -136,25 +137,30 @@ def _series(version: str) -> str:
 
 PRODUCT = re.compile(r"\b(?:mm|addmm|bmm|baddbmm|addmv|_scaled_mm|linear)\b")
 """Operators that cuBLAS runs."""
-CONVOLUTION = re.compile(r"\b(?:cudnn_)?convolution\w*")
-ATTENTION_BACKWARD = re.compile(r"_scaled_dot_product_(?:flash|cudnn)_attention_backward")
-CONVOLVING = "convolution"
-FP32_BYTES = 4
-"""Flash attention sums the gradient of the queries in fp32 (flash_attn's mha_bwd)."""
+WITH_BIAS = re.compile(r"\baddmm\b")
+"""Operators that cuBLASLt runs."""
+CUBLASLT_BYTES = MIB
+"""Of cuBLASLt, once: aten/src/ATen/cuda/CUDABlas.cpp where CUBLASLT_WORKSPACE_SIZE is not set."""
+MOST_CONVOLUTION_BYTES = 256 * MIB
+"""What a convolution may take on a GPU that nothing was measured on, where its rule says less."""
 
 
 def with_workspaces(stream: MemoryStream, calibration: Calibration) -> MemoryStream:
     """Return the stream with workspaces; one of a CPU is taken for that of a GPU.
 
-    The sizes come from a calibration; those inside attention follow from the tensors alongside
-    them.
+    cuBLAS's size comes from a calibration, those of other kernels from what they are called with.
     """
     draft = Draft(stream)
-    _add_cublas(draft, calibration.cublas_workspace.bytes)
-    for first, last in _runs(stream, CONVOLUTION):
-        _add(draft, first, last, calibration.convolution_workspace.bytes, CONVOLVING)
-    for first, last in _runs(stream, ATTENTION_BACKWARD):
-        _add(draft, first, last, _attention_bytes(stream.allocations[first]), "attention backward")
+    size = calibration.cublas_workspace.bytes
+    _add_kept(draft, PRODUCT, Phase.FORWARD, size)
+    _add_kept(draft, WITH_BIAS, Phase.FORWARD, CUBLASLT_BYTES)
+    _add_kept(draft, PRODUCT, Phase.BACKWARD, size)
+    for members in _calls(stream):
+        call = [stream.allocations[index] for index in members]
+        for after, taken, name in taken_by(call):
+            # Empty ones, too: streams at different batches have the same allocations.
+            place = draft.lives[members[after]].birth + 1
+            draft.add(_workspace(call[after], taken, name), place, place)
     return draft.build()
 
 
@@ -163,52 +169,38 @@ def has_convolution(stream: MemoryStream) -> bool:
     return any(a.operator == f"workspace of {CONVOLVING}" for a in stream.allocations)
 
 
-def with_convolution_bytes(stream: MemoryStream, size: int) -> MemoryStream:
-    """Return a stream that has workspaces with those of convolutions of another size."""
+def with_convolution_bytes(stream: MemoryStream, change: Callable[[int], int]) -> MemoryStream:
+    """Return a stream that has workspaces with those of convolutions of other sizes."""
     draft = Draft(stream)
     for index, allocation in enumerate(stream.allocations):
         if allocation.operator == f"workspace of {CONVOLVING}":
-            draft.resize(index, size)
+            draft.resize(index, change(allocation.size))
     return draft.build()
 
 
-def _add_cublas(draft: Draft, size: int) -> None:
-    """Forward and backward run on threads of their own, each with a handle; both stay."""
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
-        for index, allocation in enumerate(draft.stream.allocations):
-            if allocation.phase is phase and PRODUCT.search(allocation.operator):
-                birth = draft.lives[index].birth
-                draft.add(_workspace(allocation, size, "cuBLAS"), birth, None)
-                break
+def _add_kept(draft: Draft, operators: re.Pattern[str], phase: Phase, size: int) -> None:
+    """Add what a library takes at its first call, after the result; it stays.
 
-
-def _runs(stream: MemoryStream, pattern: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last allocation of each call of an operator.
-
-    One call makes its results one right after the other; the operator's name tells it from others.
+    Forward and backward run on threads of their own, each with a handle.
     """
-    found: list[int] = []
+    for index, allocation in enumerate(draft.stream.allocations):
+        if allocation.phase is phase and operators.search(allocation.operator):
+            draft.add(_workspace(allocation, size, "cuBLAS"), draft.lives[index].birth + 1, None)
+            return
+
+
+def _calls(stream: MemoryStream) -> Iterator[list[int]]:
+    """Yield the numbers of the results of each call whose arguments are known."""
+    members: list[int] = []
     for index, allocation in enumerate(stream.allocations):
-        matches = pattern.search(allocation.operator) is not None
-        if found and (
-            not matches or index != found[-1] + 1 or not _same_call(stream, found[-1], index)
-        ):
-            yield found[0], found[-1]
-            found = []
-        if matches:
-            found.append(index)
-    if found:
-        yield found[0], found[-1]
-
-
-def _same_call(stream: MemoryStream, before: int, index: int) -> bool:
-    one, other = stream.allocations[before], stream.allocations[index]
-    return one.operator == other.operator and (one.module, one.line) == (other.module, other.line)
-
-
-def _add(draft: Draft, first: int, last: int, size: int, name: str) -> None:
-    birth, end = draft.lives[first].birth, draft.lives[last].birth + 1
-    draft.add(_workspace(draft.stream.allocations[first], size, name), birth, end)
+        is_later = members and allocation.operator == stream.allocations[members[0]].operator
+        if members and (allocation.arguments or not is_later):
+            yield members
+            members = []
+        if allocation.arguments or (members and allocation.shape):
+            members.append(index)
+    if members:
+        yield members
 
 
 def _workspace(beside: Allocation, size: int, name: str) -> Allocation:
@@ -219,12 +211,6 @@ def _workspace(beside: Allocation, size: int, name: str) -> Allocation:
         operator=f"workspace of {name}",
         shape=(),
         dtype="",
+        arguments=(),
         used_on=(),
     )
-
-
-def _attention_bytes(gradient: Allocation) -> int:
-    """Return the sum in fp32 of the queries' gradient, and one number a row."""
-    if len(gradient.shape) < 2:
-        return 0
-    return (prod(gradient.shape) + prod(gradient.shape[:-1])) * FP32_BYTES

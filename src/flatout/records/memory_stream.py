@@ -54,6 +54,9 @@ class Allocation:
     """`file.py:line`, innermost line outside torch; empty if unknown."""
     shape: tuple[int, ...] = ()
     dtype: str = ""
+    arguments: tuple[tuple[int, ...], ...] = ()
+    """What the operator was called with, where its kernel takes memory of its own: shapes and
+    numbers, and 1 in the end where pictures are stored channels last. Of a call's first result."""
     stream: int = 0
     used_on: tuple[int, ...] = ()
     """Other streams that use it: it is not free before their work is done (`record_stream`)."""
@@ -117,7 +120,7 @@ class MemoryStream:
 SCHEMA = "flatout.memory_stream/1"
 TEXTS = ("operator", "module", "line", "dtype")
 """Fields of an allocation that repeat."""
-PLAIN = ("size", "step", "shape", "stream", "used_on")
+PLAIN = ("size", "step", "shape", "arguments", "stream", "used_on")
 ABOUT = (
     *("device", "method", "steps", "batch", "model_flops"),
     *("compiled_kept_bytes", "eager_kept_bytes", "spreads_itself"),
@@ -180,6 +183,7 @@ def _allocations(
         values |= {name: texts[values[name]] for name in TEXTS}
         values |= {name: kind(texts[values[name]]) for name, kind in _ENUMS.items()}
         values |= {name: tuple(values[name]) for name in ("shape", "used_on")}
+        values["arguments"] = tuple(map(tuple, values["arguments"]))
         found.append(Allocation(**values))
     return tuple(found)
 

@@ -120,10 +120,12 @@ def plan(
         _check_device(options.profile, ground.gpu)
     with open_tracer(target, arguments) as trace:
         tracer = _Tracer(trace=trace, options=options, ground=ground, tell=tell)
-        stream = tracer.stream(options.batch, "two steps")
+        bare = tracer.traced(options.batch, "two steps")
+        stream = tracer.whole(bare)
         _check_has_step(stream)
-        model, notes = tracer.model(stream)
-        setup = Setup(stream=stream, ground=ground, at=model.at if model else None)
+        model, notes = tracer.model(bare)
+        at = (lambda batch: tracer.whole(model.at(batch))) if model else None
+        setup = Setup(stream=stream, ground=ground, at=at)
         setup, tried = tracer.with_techniques(replace(setup, finds_batches=options.fit))
         tell("replaying")
         found = planner.plan_of(_words(target, arguments), setup, fit=options.fit)
@@ -265,8 +267,8 @@ class _Tracer:
     ground: DeviceModel
     tell: Tell
 
-    def stream(self, batch: int | None, what: str, choice: Choice | None = None) -> MemoryStream:
-        """Return one traced stream, with workspaces."""
+    def traced(self, batch: int | None, what: str, choice: Choice | None = None) -> MemoryStream:
+        """Return one traced stream, without workspaces."""
         self.tell(f"tracing {what}")
         recipe = self.options.recipe if choice is None else self.options.recipe.plus(choice)
         request = TraceRequest(
@@ -278,15 +280,18 @@ class _Tracer:
             limit_s=LIMIT_S if choice is None else TECHNIQUE_LIMIT_S,
         )
         found = self.trace(request)
-        found = transforms.with_buckets(found) if self.ground.ranks > 1 else found
-        return with_workspaces(found, self.ground.calibration)
+        return transforms.with_buckets(found) if self.ground.ranks > 1 else found
+
+    def whole(self, stream: MemoryStream) -> MemoryStream:
+        """Return a traced stream with workspaces, which do not grow by so much a sample."""
+        return with_workspaces(stream, self.ground.calibration)
 
     def model(self, stream: MemoryStream) -> tuple[Affine | None, tuple[str, ...]]:
         """Return the stream at every batch, or why that cannot be said."""
         if stream.batch is None:
             return None, ("the batch is not known, so none other can be planned from this trace",)
         try:
-            more = self.stream(stream.batch + 1, f"a batch of {stream.batch + 1}")
+            more = self.traced(stream.batch + 1, f"a batch of {stream.batch + 1}")
             found = self._affine(stream, more)
         except (NotAffineError, UserError) as error:
             return None, (f"other batches cannot be planned: {error}",)
@@ -301,7 +306,7 @@ class _Tracer:
         except NotAffineError:
             if stream.batch != 1:
                 raise
-        return affine(more, self.stream(3, "a batch of 3"))
+        return affine(more, self.traced(3, "a batch of 3"))
 
     def with_techniques(self, setup: Setup) -> tuple[Setup, tuple[str, ...]]:
         """Return the setup with the first ways of the ladder traced, where the step does not fit.
@@ -320,7 +325,7 @@ class _Tracer:
             if len(traced) == MOST_TECHNIQUES or time.monotonic() > ends_at:
                 break
             try:
-                found = self.stream(setup.stream.batch, label, choice)
+                found = self.whole(self.traced(setup.stream.batch, label, choice))
             except UserError as error:
                 notes.append(f"{label} could not be traced and stands on its model: {error}")
                 continue
@@ -351,13 +356,13 @@ class _Tracer:
             if batches is None or batch in (None, MAX_BATCH):
                 return found
             try:
-                traced = self.stream(batch, f"the largest batch, {batch}")
+                traced = self.traced(batch, f"the largest batch, {batch}")
                 off = difference(model.at(batch), traced)
             except (NotAffineError, UserError) as error:
                 words = f"a trace at a batch of {batch} cannot be compared: {error}"
                 return replace(found, checked=words)
             limit = self.ground.limit(traced)
-            played = steady_replay(traced, self.ground.settings, limit)
+            played = steady_replay(self.whole(traced), self.ground.settings, limit)
             if played.fits and not played.steady_retries:
                 words = (
                     f"a trace at a batch of {batch}: {off.count} of {off.total} allocations differ "

@@ -86,9 +86,30 @@ def test_finds_one_gradient_a_parameter_and_step(traced):
 
 @pytest.mark.slow
 def test_attention_is_the_kernel_that_a_gpu_would_take(traced):
-    assert any("flash_attention" in name for name in operators(traced["bf16"]))
+    assert any("cudnn_attention" in name for name in operators(traced["bf16"]))
     assert any("efficient_attention" in name for name in operators(traced["gpt"]))
     assert not any("for_cpu" in name for name in operators(traced["bf16"]))
+
+
+@pytest.mark.slow
+def test_gradients_of_a_shortcut_are_added_up_in_place(traced):
+    added = [a.shape for a in traced["gpt"].allocations if a.operator == "aten.add.Tensor"]
+    backward = [
+        a.shape
+        for a in traced["gpt"].allocations
+        if a.operator == "aten.add.Tensor" and a.phase is Phase.BACKWARD
+    ]
+
+    assert any(len(shape) == 3 for shape in added)
+    assert not any(len(shape) == 3 for shape in backward)
+
+
+@pytest.mark.slow
+def test_a_kernel_s_first_result_says_what_it_was_called_with(traced):
+    called = {a.operator: a.arguments for a in traced["cnn"].allocations if a.arguments}
+
+    assert len(called["aten.convolution.default"][0]) == 4
+    assert len(called["aten.convolution_backward.default"][10]) == 3
 
 
 @pytest.mark.slow
@@ -149,7 +170,7 @@ def test_sharding_over_eight_leaves_an_eighth(traced):
 def test_recurrent_layers_say_what_they_assume(traced, kind):
     stream = traced[kind]
 
-    assert any("reserve space" in note for note in stream.notes)
+    assert any("cuDNN's workspace" in note for note in stream.notes)
     assert any(a.dtype == "uint8" and a.size > 1000 for a in stream.allocations)
 
 

@@ -11,8 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flatout.planner.kernel_workspaces import Recurrent
+
 FLASH_CAPABILITY = (8, 0)
 """Flash attention runs from Ampere on: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp."""
+CUDNN_CAPABILITIES = ((9, 0), (10, 0))
+"""Where torch prefers cuDNN's kernel, same file; seen on an H200 with and without a mask."""
+MAX_CUDNN_HEAD = 128
 MAX_FLASH_HEAD = 256
 FLASH_MULTIPLE = 8
 """Flash attention pads a head to a multiple of eight elements."""
@@ -32,18 +37,29 @@ class Heads(NamedTuple):
 
 
 def chosen_kernel(heads: Heads, capability: tuple[int, int], *, is_grouped: bool) -> str:
-    """Return `flash`, `efficient` or `math`, as torch would on a device of that capability.
-
-    cuDNN's kernel, which torch may prefer on the newest devices, saves what flash saves.
-    """
+    """Return `cudnn`, `flash`, `efficient` or `math`, as torch would on that device."""
     if heads.query.dim() != RANK:
         return "math"
+    if torch._C._get_cudnn_sdp_enabled() and _suits_cudnn(heads, capability):
+        return "cudnn"
     if torch._C._get_flash_sdp_enabled() and _suits_flash(heads, capability):
         return "flash"
     is_masked_gradient = heads.mask is not None and heads.mask.requires_grad
     if torch._C._get_mem_efficient_sdp_enabled() and not is_grouped:
         return "math" if is_masked_gradient and heads.query.dtype == torch.float64 else "efficient"
     return "math"
+
+
+def _suits_cudnn(heads: Heads, capability: tuple[int, int]) -> bool:
+    return (
+        capability in CUDNN_CAPABILITIES
+        and heads.query.dtype in HALF
+        and not (heads.mask is not None and heads.mask.requires_grad)
+        and all(
+            part.shape[-1] <= MAX_CUDNN_HEAD and part.shape[-1] % FLASH_MULTIPLE == 0
+            for part in heads[:3]
+        )
+    )
 
 
 def _suits_flash(heads: Heads, capability: tuple[int, int]) -> bool:
@@ -78,6 +94,8 @@ def attend(  # noqa: PLR0913, PLR0917  the operator's own signature
     """
     heads = Heads(query, key, value, attn_mask)
     kernel = chosen_kernel(heads, capability, is_grouped=enable_gqa)
+    if kernel == "cudnn":
+        return _cudnn(heads, dropout_p, is_causal, scale)
     if kernel == "flash":
         return _flash(heads, dropout_p, is_causal, scale)
     if kernel == "efficient":
@@ -85,6 +103,15 @@ def attend(  # noqa: PLR0913, PLR0917  the operator's own signature
     out: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )[0]
+    return out
+
+
+def _cudnn(heads: Heads, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:  # noqa: FBT001
+    keeps_sums = any(part.requires_grad for part in heads[:3])
+    result: Any = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        *heads[:3], _additive(heads), keeps_sums, dropout_p, is_causal, scale=scale
+    )
+    out: Tensor = result[0]
     return out
 
 
@@ -111,25 +138,39 @@ def _efficient(heads: Heads, dropout_p: float, is_causal: bool, scale: float | N
     return out
 
 
+def _additive(heads: Heads) -> Tensor | None:
+    """Return the mask as numbers to add."""
+    mask, query = heads.mask, heads.query
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zero = torch.zeros((), dtype=query.dtype, device=query.device)
+    return torch.where(mask, zero, torch.full_like(zero, float("-inf")))
+
+
 def _bias(heads: Heads) -> Tensor | None:
     """Return the mask as numbers to add, padded and expanded as torch does it."""
-    mask, query = heads.mask, heads.query
+    mask, query = _additive(heads), heads.query
     if mask is None:
         return None
-    if mask.dtype == torch.bool:
-        zero = torch.zeros((), dtype=query.dtype, device=query.device)
-        mask = torch.where(mask, zero, torch.full_like(zero, float("-inf")))
     keys = mask.shape[-1]
     if keys % BIAS_MULTIPLE:
         mask = F.pad(mask, (0, -keys % BIAS_MULTIPLE))[..., :keys]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], heads.key.shape[2])
 
 
-GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-"""Matrix products a cell computes for each unit."""
-KEPT = {"lstm": 6, "gru": 5, "rnn_tanh": 2, "rnn_relu": 2}
-"""Values kept for each unit and time step: its gates, and its states."""
-ASSUMED = "cuDNN's reserve space of recurrent layers is assumed, not known"
+def linear(source: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute `aten::linear` with the bias added in place, as torch does outside a trace.
+
+    Where it is no single product with bias, aten/src/ATen/native/Linear.cpp adds out of place as
+    soon as a dispatch mode looks on.
+    """
+    if bias is None or source.dim() < 3 or source.is_contiguous():
+        whole: Tensor = torch.ops.aten.linear.default.decompose(source, weight, bias)
+        return whole
+    return torch.matmul(source, weight.t()).add_(bias)
+
+
+ASSUMED = "cuDNN's workspace of recurrent layers is that of an H200"
 
 
 class Layers(NamedTuple):
@@ -145,59 +186,114 @@ class Layers(NamedTuple):
 
 
 class _Recurrent(torch.autograd.Function):
-    """Allocate what cuDNN's recurrent forward and backward allocate."""
+    """Allocate what cuDNN's recurrent forward and backward allocate, in its order."""
 
     @staticmethod
     def forward(ctx: Any, settings: Layers, source: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         states, weights = rest[: _states(settings)], rest[_states(settings) :]
+        is_turned = settings.batch_first and source.dim() == 3
+        source = source.transpose(0, 1) if is_turned else source
+        dense = source.contiguous()
         width = settings.directions * states[0].shape[-1]
-        if settings.batch_first and source.dim() == 3:
-            source = source.transpose(0, 1)
-        steps = source.shape[:-1].numel()
         output = source.new_empty((*source.shape[:-1], width))
         finals = [state.new_empty(state.shape) for state in states]
-        kept = KEPT[settings.kind] * settings.hidden * settings.directions * settings.layers
+        layer = _measured(settings, source, states[0])
+        workspace = source.new_empty(layer.workspace_bytes(), dtype=torch.uint8)
         masks = width * (settings.layers - 1) if settings.dropout else 0
-        reserve = source.new_empty(
-            (steps * (kept + masks) if settings.is_training else 0) * source.element_size(),
-            dtype=torch.uint8,
-        )
+        size = layer.reserve_bytes() + source.shape[:-1].numel() * masks * source.element_size()
+        reserve = source.new_empty(size if settings.is_training else 0, dtype=torch.uint8)
+        del workspace, dense
         ctx.settings = settings
         ctx.save_for_backward(source, output, reserve, *states, *weights)
-        if settings.batch_first and source.dim() == 3:
-            output = output.transpose(0, 1)
-        return output, *finals
+        return output.transpose(0, 1) if is_turned else output, *finals
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         settings = ctx.settings
         source, _, _, *rest = ctx.saved_tensors
         states, weights = rest[: _states(settings)], rest[_states(settings) :]
-        if settings.batch_first and source.dim() == 3:
-            gradients[0].transpose(0, 1).contiguous()  # as cuDNN's wrapper does
-        grads = [torch.empty_like(source), *(torch.empty_like(state) for state in states)]
-        buffer = weights[0].new_zeros(sum(weight.numel() for weight in weights))
-        parts, place = [], 0
-        for weight in weights:
-            parts.append(buffer[place : place + weight.numel()].view_as(weight))
-            place += weight.numel()
-        if settings.batch_first and source.dim() == 3:
-            grads[0] = grads[0].transpose(0, 1)
+        is_turned = settings.batch_first and source.dim() == 3
+        dense = source.contiguous()
+        turned = gradients[0].transpose(0, 1).contiguous() if is_turned else gradients[0]
+        first = source.new_empty(source.shape)
+        grads = [first, *(torch.empty_like(state) for state in states)]
+        size = _measured(settings, source, states[0]).workspace_bytes()
+        workspace = source.new_empty(size, dtype=torch.uint8)
+        del workspace, dense, turned
+        dense = source.contiguous()
+        parts = _views_of_one(weights, weights[0].dtype)
+        workspace = source.new_empty(size, dtype=torch.uint8)
+        del workspace, dense
+        if is_turned:
+            grads[0] = first.transpose(0, 1)
         return None, *grads, *parts
+
+
+def _measured(settings: Layers, source: Tensor, state: Tensor) -> Recurrent:
+    batch = state.shape[1] if state.dim() == 3 else 1
+    return Recurrent(
+        kind=settings.kind,
+        steps=source.shape[:-1].numel() // batch,
+        batch=batch,
+        inner=source.shape[-1],
+        hidden=settings.hidden,
+        layers=settings.layers,
+        directions=settings.directions,
+        element_bytes=source.element_size(),
+    )
+
+
+def _views_of_one(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return tensors of these shapes that lie in one buffer, as cuDNN wants the weights."""
+    buffer = tensors[0].new_zeros(sum(tensor.numel() for tensor in tensors), dtype=dtype)
+    parts, place = [], 0
+    for tensor in tensors:
+        parts.append(buffer[place : place + tensor.numel()].view_as(tensor))
+        place += tensor.numel()
+    return parts
 
 
 def _states(settings: Layers) -> int:
     return 2 if settings.kind == "lstm" else 1
 
 
+class _Cast(torch.autograd.Function):
+    """Cast all weights into one buffer, as autocast does for cuDNN's layers."""
+
+    @staticmethod
+    def forward(ctx: Any, to: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtypes = [weight.dtype for weight in weights]
+        return tuple(_views_of_one(weights, to))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        pairs = list(zip(gradients, ctx.dtypes, strict=True))
+        last_first = [gradient.to(dtype) for gradient, dtype in reversed(pairs)]
+        return None, *reversed(last_first)
+
+
+def flatten_parameters(layer: Any) -> None:
+    """Move the weights of a recurrent layer on the device into one buffer, as cuDNN wants them.
+
+    Stands for `torch.nn.RNNBase.flatten_parameters`, which asks cuDNN for a device first.
+    """
+    weights = layer._flat_weights
+    if not all(isinstance(weight, Tensor) and weight.is_cuda for weight in weights):
+        return
+    places = {weight.untyped_storage()._cdata for weight in weights}
+    if len(places) < len(weights) or len({weight.dtype for weight in weights}) > 1:
+        return
+    with torch.no_grad():
+        for weight, part in zip(weights, _views_of_one(weights, weights[0].dtype), strict=True):
+            weight.data = part
+
+
 def recurrent(kind: str, note: Any) -> Any:
     """Return what stands for `torch._VF.lstm` and its like; `note` gets what is assumed.
 
     Torch dispatches them to a kernel that a build without CUDA does not hold. Here an autograd
-    function allocates the same tensors: outputs, cuDNN's reserve space, and in backward the
-    gradients with the one buffer that holds those of all weights. The size of the reserve space is
-    cuDNN's own secret and an estimate here: the gates, the cell and the hidden state of every time
-    step and layer.
+    function allocates the same tensors: outputs, cuDNN's reserve space and workspace, and in
+    backward the gradients with the one buffer that holds those of all weights.
     """
 
     def run(source: Tensor, *args: Any) -> Any:
@@ -210,7 +306,9 @@ def recurrent(kind: str, note: Any) -> Any:
         states: Sequence[Tensor] = hx if isinstance(hx, tuple | list) else (hx,)
         if torch.is_autocast_enabled("cuda"):
             to = torch.get_autocast_dtype("cuda")
-            source, states, weights = source.to(to), _cast(states, to), _cast(weights, to)
+            weights = _Cast.apply(to, *weights)  # type: ignore[no-untyped-call]
+            states = [state.to(to) for state in states]
+            source = source.to(to)
         first = states[-1]
         settings = Layers(
             kind, layers, 2 if bidirectional else 1, first.shape[-1], dropout, training, batch_first
@@ -219,8 +317,3 @@ def recurrent(kind: str, note: Any) -> Any:
         return output, *finals
 
     return run
-
-
-def _cast(tensors: Sequence[Tensor], to: torch.dtype) -> list[Tensor]:
-    """Return the tensors as autocast hands them to cuDNN."""
-    return [tensor.to(to) for tensor in tensors]

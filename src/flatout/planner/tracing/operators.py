@@ -258,6 +258,27 @@ def completed(func: Any, args: Sequence[Any], output: Any) -> Any:
     return (*known, space.new_empty((size,), dtype=torch.uint8))
 
 
+_COPIED = {
+    aten.native_layer_norm.default: (0,),
+    aten.native_layer_norm_backward.default: (0, 1),
+    aten.embedding_dense_backward.default: (0, 1),
+    aten._log_softmax.default: (0,),
+    aten._log_softmax_backward_data.default: (0, 1),
+    aten._softmax.default: (0,),
+    aten._softmax_backward_data.default: (0, 1),
+}
+"""Which tensors CUDA's kernels make contiguous first; the copies die with the call."""
+
+
+def copied(func: Any, args: Sequence[Any]) -> dict[int, Tensor]:
+    """Return the copies that a CUDA kernel makes of its arguments, by their places."""
+    return {
+        place: args[place].contiguous()
+        for place in _COPIED.get(func, ())
+        if not args[place].is_contiguous()
+    }
+
+
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 

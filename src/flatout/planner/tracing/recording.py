@@ -8,7 +8,7 @@ import functools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -31,6 +32,7 @@ from flatout.planner.tracing.operators import (
     OperatorAnswers,
     Take,
     completed,
+    copied,
     inside,
     run_for_real,
 )
@@ -95,7 +97,22 @@ def _fake_of(kind: Any) -> type:
     return made
 
 
+aten = torch.ops.aten
 DEVICE_OF = torch.ops.prim.device.default
+WITH_ARGUMENTS = frozenset(
+    {
+        aten.convolution.default,
+        aten.convolution_backward.default,
+        aten.sum.dim_IntList,
+        aten.embedding_dense_backward.default,
+        aten._scaled_dot_product_cudnn_attention_backward.default,
+        aten._scaled_dot_product_efficient_attention_backward.default,
+        aten._scaled_dot_product_flash_attention_backward.default,
+    }
+)
+"""Operators whose kernels take memory that follows from what they are called with."""
+ALONE = 2
+"""References to a storage: of its one tensor, and of the Python object that asks."""
 FACTORIES = frozenset(
     getattr(torch.ops.aten, name).default for name in ("zeros", "ones", "randn", "rand", "full")
 ) | {torch.ops.aten.empty.memory_format}
@@ -113,6 +130,7 @@ class Birth:
     """One allocation while it is traced."""
 
     __slots__ = (
+        "arguments",
         "born",
         "component",
         "died",
@@ -136,6 +154,7 @@ class Birth:
         self.step = 0
         self.module = self.line = self.dtype = ""
         self.shape: tuple[int, ...] = ()
+        self.arguments: tuple[tuple[int, ...], ...] = ()
 
 
 class _End(weakref.ref):  # type: ignore[type-arg]
@@ -253,8 +272,14 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Elsewhere autograd takes it apart before it comes here.
             with self:
                 return func.decompose(*args, **kwargs)
+        if func is aten.add.Tensor and _adds_in_place(*args[:2]):
+            func = aten.add_.Tensor
         output = self.answers.answer(func, args, kwargs)
+        copies = copied(func, args) if self.device == "cuda" else {}
+        self._see(tuple(copies.values()), func)
+        count = len(self.births)
         if output is UNANSWERED:
+            args = tuple(copies.get(place, value) for place, value in enumerate(args))
             output = self._compute(func, types, args, kwargs)
             if self.is_host:
                 output = completed(func, args, output)
@@ -263,6 +288,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=output)
         self._see(output, func)
+        result = next((birth for birth in self.births[count:] if birth.shape), None)
+        if func in WITH_ARGUMENTS and result is not None:
+            is_backward = func is aten.convolution_backward.default
+            result.arguments = _numbers(args, args[1:3] if is_backward else args[:2])
         return output
 
     def _compute(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -415,6 +444,45 @@ def is_composite(func: Any) -> bool:
     """Return whether an operator is nothing but calls of others."""
     key = "CompositeImplicitAutograd"
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+def _adds_in_place(sum_so_far: Any, gradient: Any) -> bool:
+    """Return whether autograd adds up two gradients without new memory where no mode looks on.
+
+    InputBuffer::accumulate takes the first one's storage if no one else holds it, but not from
+    tensors that a dispatch mode sees. An addition of its own holds both tensors alike.
+    """
+    return (
+        torch._C._current_graph_task_id() != -1
+        and not torch.is_grad_enabled()
+        and isinstance(gradient, Tensor)
+        and not isinstance(torch._C._current_autograd_node(), FunctionCtx)
+        and (sum_so_far.shape, sum_so_far.dtype) == (gradient.shape, gradient.dtype)
+        and sum_so_far._use_count() == gradient._use_count()  # type: ignore[attr-defined]
+        and torch._C._storage_Use_Count(sum_so_far.untyped_storage()._cdata) == ALONE
+    )
+
+
+def _numbers(args: Sequence[Any], pictures: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Return shapes, lists of numbers and numbers, and whether any picture is channels last.
+
+    A bool is a number; what is left out or anything else is empty.
+    """
+    found = []
+    for value in args:
+        if isinstance(value, Tensor):
+            found.append(tuple(value.shape))
+        elif isinstance(value, list | tuple):
+            found.append(tuple(map(int, value)))
+        else:
+            found.append((int(value),) if isinstance(value, int) else ())
+    return (*found, (int(any(map(_is_channels_last, pictures))),))
+
+
+def _is_channels_last(value: Any) -> bool:
+    if not isinstance(value, Tensor) or value.dim() != 4 or value.is_contiguous():
+        return False
+    return value.is_contiguous(memory_format=torch.channels_last)
 
 
 def _lacks_shapes(error: RuntimeError) -> bool:

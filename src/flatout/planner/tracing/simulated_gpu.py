@@ -15,6 +15,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flatout.agent.patching import swapped
+from flatout.planner.kernel_workspaces import GATES
 from flatout.planner.tracing import cuda_shim, layer_kernels
 
 CAPABILITY = (9, 0)
@@ -52,7 +53,7 @@ def virtual_cuda(device: VirtualDevice) -> Iterator[None]:
     cuda_shim.install()
     _attend_as(device.capability)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(recurrent_layers(device.note))
+        stack.enter_context(device_layers(device.note))
         if hasattr(fake_tensor, "init_gpu_context"):
             # It makes a real tensor where a device is there, and this one is not.
             stack.enter_context(swapped(fake_tensor, "init_gpu_context", _constantly(None)))
@@ -63,14 +64,18 @@ def virtual_cuda(device: VirtualDevice) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recurrent_layers(note: Callable[[str], None]) -> Iterator[None]:
-    """Let recurrent layers allocate what cuDNN's would while this runs, on a real device too.
+def device_layers(note: Callable[[str], None]) -> Iterator[None]:
+    """Let layers allocate what they would outside a trace while this runs, on a real device too.
 
-    Torch's own shape functions leave the reserve space out.
+    Torch's own shape functions leave cuDNN's reserve space out, and a linear layer adds its bias
+    out of place where a dispatch mode looks on.
     """
+    _implement("linear", layer_kernels.linear)
     with contextlib.ExitStack() as stack:
-        for kind in layer_kernels.GATES:
+        for kind in GATES:
             stack.enter_context(swapped(torch._VF, kind, layer_kernels.recurrent(kind, note)))
+        flatten = layer_kernels.flatten_parameters
+        stack.enter_context(swapped(torch.nn.RNNBase, "flatten_parameters", flatten))
         yield
 
 
@@ -285,21 +290,25 @@ class SimulatedStream:
     def __exit__(self, *_: object) -> None: ...
 
 
-_attending: list[Any] = []
-"""The library that overrides attention, once made, and the capability it answers for."""
+_capability: list[tuple[int, int]] = [CAPABILITY]
+"""Of the device that attention is computed for."""
 
 
 def _attend_as(capability: tuple[int, int]) -> None:
     """Let attention on `cuda` be computed by the kernel that a device of this capability takes."""
-    if _attending:
-        _attending[1] = capability
-        return
+    _capability[0] = capability
+    _implement("scaled_dot_product_attention", _attend)
+
+
+@functools.wraps(layer_kernels.attend)
+def _attend(*args: Any, **kwargs: Any) -> Any:
+    return layer_kernels.attend(_capability[0], *args, **kwargs)
+
+
+@functools.cache
+def _implement(name: str, kernel: Callable[..., Any]) -> Any:
+    """Let a function stand for one of torch's operators on `cuda` for the rest of the process."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    _attending.extend([library, capability])
-
-    @functools.wraps(layer_kernels.attend)
-    def attend(*args: Any, **kwargs: Any) -> Any:
-        return layer_kernels.attend(_attending[1], *args, **kwargs)
-
     for key in ("AutogradCUDA", "CUDA"):
-        library.impl("scaled_dot_product_attention", attend, key)  # type: ignore[no-untyped-call]
+        library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
+    return library

@@ -31,7 +31,7 @@ from flatout.planner.tracing.simulated_gpu import (
     CAPABILITY,
     VirtualDevice,
     VirtualFakeMode,
-    recurrent_layers,
+    device_layers,
     virtual_cuda,
 )
 from flatout.planner.tracing.simulated_ranks import pretended_world
@@ -100,6 +100,7 @@ def allocations_of(recording: Recording) -> tuple[Allocation, ...]:
             line=birth.line,
             shape=birth.shape,
             dtype=birth.dtype,
+            arguments=birth.arguments,
         )
         for birth in recording.births
     )
@@ -254,7 +255,7 @@ def _method(
                 f"traced on the GPU of this machine, of compute capability {here[0]}.{here[1]}: on "
                 "the planned one attention may take another kernel, which keeps more"
             )
-        stack.enter_context(recurrent_layers(virtual.note))
+        stack.enter_context(device_layers(virtual.note))
         # Prefetchers of scripts call it, and tensors in name only have no such operator.
         stack.enter_context(swapped(torch.Tensor, "record_stream", lambda *_: None))
         return "cuda_fake", FakeTensorMode(allow_non_fake_inputs=True)
