@@ -174,6 +174,7 @@ def test_another_setting_of_a_technique_that_was_played_is_called_untried():
         notes=[],
         passed_over={},
         scans=SimpleNamespace(notes=list),
+        refused={"torch_compile mode=max-autotune": "no compiler"},
         trial_s=1.0,
         cost_s=6.0,
         confirm_pairs=3,
@@ -189,7 +190,8 @@ def test_another_setting_of_a_technique_that_was_played_is_called_untried():
 
     assert sorted(ladder.notes[:2]) == [
         "not tried alone, no time: torch_compile mode=default (predicted 1.40x)",
-        "not tried, no time: torch_compile mode=max-autotune (predicted 1.40x)",
+        "not tried, no time: torch_compile mode=max-autotune (predicted 1.40x; in the screen: "
+        "no compiler)",
     ]
 
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field, replace
 import pytest
 
 from flatout.analysis.screen import ScreenBlock
-from flatout.records.ablation import LossCheck, Verdict, ablation_from_json
+from flatout.records.ablation import Comparison, LossCheck, Verdict, ablation_from_json
 from flatout.records.messages import messages
 from flatout.records.trial import Outcome, Trial, Workload
 from flatout.reporting.tuning.verdict import headline
-from flatout.tuning.screening import blame
+from flatout.tuning.screening import Raced, blame
 from flatout.tuning.trial_runner import read_log
 from flatout.workflow.tune import TuneOptions, tune
 from tests.support.probed import SCRIPTS
@@ -417,3 +417,22 @@ def test_a_race_that_time_cut_short_is_an_open_answer(tmp_path, monkeypatch):
     assert not ablation.recipe.choices
     assert ablation.stopped == "budget"
     assert messages("en").text(headline(ablation)).startswith("No answer yet")
+
+
+def test_a_race_that_decided_nothing_has_a_row_with_all_that_ran_in_it(tmp_path, monkeypatch):
+    cell = ("bf16_autocast", "fused_optimizer")
+    pair = Comparison(ratio=1.32, interval=(0.98, 1.77), n=2)
+
+    def race(*_):
+        return Raced(undecided=dict.fromkeys(cell, "no time"), open=(cell, pair))
+        yield
+
+    monkeypatch.setattr("flatout.tuning.screening._race", race)
+    world = ScreenedWorld({"bf16_autocast": 0.5, "fused_optimizer": 0.8})
+
+    ablation = run(world, tmp_path, only=cell)
+
+    (row,) = [row for row in ablation.rows if row.together_with and row.comparison == pair]
+    assert (row.choice.technique, *row.together_with) == cell
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert row.why.endswith("in fresh processes, together with fused_optimizer")

@@ -38,7 +38,13 @@ from flatout.tuning.experiments import ENDS, Asking
 from flatout.tuning.pairs import Match
 from flatout.tuning.passes import find_seen
 from flatout.tuning.ranking import WORTH_A_TRIAL, Candidate
-from flatout.tuning.state import FIRST_GUARD_TRIALS, TuningState, settle_guilty, with_attention_of
+from flatout.tuning.state import (
+    FIRST_GUARD_TRIALS,
+    RACED,
+    TuningState,
+    settle_guilty,
+    with_attention_of,
+)
 
 FEWEST = 2
 """Techniques from which a screen pays: one alone is raced in pairs at once."""
@@ -124,6 +130,12 @@ def screen_first(
         _note_effects(ladder, found, by_label, Raced(undecided=ended))
         raise
     done = _note_effects(ladder, found, by_label, raced)
+    if raced.open is not None:
+        (first, *others), pair_of_all = raced.open
+        row = _row(ladder, by_label[first], Verdict.INCONCLUSIVE, None)
+        names = tuple(by_label[label].choice.technique for label in others)
+        why = f"{RACED}, together with {', '.join(names)}" if names else RACED
+        ladder.rows.append(replace(row, comparison=pair_of_all, together_with=names, why=why))
     return done | _note_pair(ladder, pair, raced)
 
 
@@ -299,6 +311,8 @@ class Raced:
     """What the guard rejects of them."""
     undecided: Mapping[str, str] = field(default_factory=dict)
     """What was in a race that decided nothing, and why it did not."""
+    open: tuple[Cell, Comparison] | None = None
+    """The race that decided nothing and looks best, where none was won."""
 
 
 def _race(
@@ -314,6 +328,7 @@ def _race(
     """
     guilty: dict[str, LossCheck] = {}
     undecided: dict[str, str] = {}
+    open_races: list[tuple[Cell, Comparison]] = []
     waiting = [found.best]
     if found.least_certain and len(found.best) > 1:
         waiting.append(tuple(x for x in found.best if x != found.least_certain))
@@ -331,6 +346,8 @@ def _race(
         match = yield from ladder.play(recipe, Rule(), seen)
         _note_race(ladder, recipe, match)
         if match.decision is not Decision.KEPT or match.candidate is None:
+            if match.decision is Decision.UNDECIDED and match.comparison is not None:
+                open_races.append((cell, match.comparison))
             undecided = (
                 dict.fromkeys(cell, _why_open(match))
                 if match.decision is Decision.UNDECIDED
@@ -354,7 +371,8 @@ def _race(
         # Without a name only the whole is known to be wrong: each may still come in alone.
         undecided = dict.fromkeys(cell, f"the guard rejects them together: {check.why}")
         waiting = [tuple(x for x in cell if x not in guilty)] if rejected else []
-    return Raced(guilty=guilty, undecided=undecided)
+    best = max(open_races, key=lambda race: race[1].ratio, default=None)
+    return Raced(guilty=guilty, undecided=undecided, open=best)
 
 
 def _why_open(match: Match) -> str:
@@ -377,7 +395,7 @@ def _note_race(ladder: TuningState, recipe: Recipe, match: Match) -> None:
         more = f" and {pair.blocks} blocks" if pair.blocks else ""
         interval = format_interval(*pair.interval)
         shown = f"{format_ratio(pair.ratio)} ({interval}, n={pair.n} pairs{more})"
-    text = f"the recipe of the screen in fresh processes: {shown}"
+    text = f"{RACED}: {shown}"
     ladder.notes.append(f"{text}: {recipe.label}")
     ladder.say("", event=text)
 

@@ -27,6 +27,8 @@ GUARD_TRIALS = 2
 OVERDRAFT = 0.1
 """Share of the budget that the pairs of what looks like a gain may take beyond it, where no other
 is proven: all that was found hangs on them."""
+RACED = "the recipe of the screen in fresh processes"
+"""What a race that decided nothing is called in its row."""
 DEFAULT_TRIAL_S = 10.0
 """What a trial takes, before one was timed."""
 
@@ -221,7 +223,7 @@ class TuningState:
         if together_with:
             names = f"together with {', '.join(together_with)}"
             row = replace(row, why=f"{names}: {row.why}" if row.why else names)
-        self.rows = [one for one in self.rows if not _is_screened(one, candidate.choice)]
+        self.rows = [one for one in self.rows if not _was_open(one, row)]
         self.rows.append(row)
         if row.verdict is Verdict.KEPT and match.candidate is not None:
             self.recipe, self.race = recipe, match if is_only_look else None
@@ -232,14 +234,12 @@ class TuningState:
         return row
 
 
-def _is_screened(row: Row, choice: Choice) -> bool:
-    """Return whether a row is what a screen left open of a technique: fresh pairs replace it."""
-    return (
-        row.choice == choice
-        and row.comparison is not None
-        and row.comparison.source == "screen"
-        and row.verdict is Verdict.INCONCLUSIVE
-    )
+def _was_open(row: Row, new: Row) -> bool:
+    """Return whether a row is what a screen, or its recipe's race, left open of a new one's."""
+    if row.choice != new.choice or row.verdict is not Verdict.INCONCLUSIVE or not row.comparison:
+        return False
+    is_screened = row.comparison.source == "screen"
+    return is_screened or (row.why.startswith(RACED) and row.together_with == new.together_with)
 
 
 def settle_guilty(state: TuningState, recipe: Recipe) -> Asking[tuple[Choice, ...]]:

@@ -49,6 +49,20 @@ def test_a_short_report_has_what_was_kept_and_25_lines_with_the_files(tuned):
     assert lines[-1] == ("next  flatout run --with flatout-out/recipe.toml train.py --epochs 3")
 
 
+def test_no_answer_names_the_recipe_whose_race_looks_best(leave):
+    race = replace(
+        leave.rows[0],
+        verdict=Verdict.INCONCLUSIVE,
+        comparison=Comparison(ratio=1.32, interval=(0.98, 1.77), n=2),
+        together_with=("sdpa_attention",),
+    )
+
+    line = " ".join(first_line(replace(leave, rows=(race,), stopped="budget")).split())
+
+    assert line.startswith("No answer yet")
+    assert "; fused_optimizer + sdpa_attention looks like 1.32x" in line
+
+
 def test_where_room_is_short_what_is_nearest_to_a_proof_is_shown(leave):
     vague = replace(leave.rows[0], comparison=Comparison(ratio=1.0, interval=(0.8, 1.2), n=2))
     near = replace(

@@ -314,7 +314,7 @@ def _nothing_kept(ablation: Ablation) -> Sentence:
 def _most_promising(ablation: Ablation) -> dict[str, Text]:
     """Return which technique more pairs would be for, and what they have shown; {} for none."""
     found = [
-        (pair, row.choice.label)
+        (pair, " + ".join([row.choice.label, *row.together_with]))
         for row in ablation.rows
         if row.verdict is Verdict.INCONCLUSIVE and (pair := row.comparison) is not None
         if pair.source == "pairs" and pair.n > 1 and pair.ratio >= Rule().promising
