@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
 
 from flatout.agent import patching
 from flatout.agent.measuring.attention import unseen
@@ -20,6 +22,13 @@ from flatout.agent.untouched import buffers_kept, streams_kept
 
 TOLERANCE = 1e-9
 """Largest relative difference in float64: the same maths in another order differs by some 1e-14."""
+
+INPUT = "input "
+"""Before the name of an argument whose gradient is compared."""
+NOISE = 1e-3
+"""Gradients of parameters are compared as if they were at least this share of the largest one.
+
+That of a key's bias is zero, as no softmax depends on it: what rounding leaves of it differs."""
 
 
 class NotProvenError(Exception):
@@ -43,18 +52,25 @@ def difference(one: Result, other: Result) -> float:
         k for k, g in other.gradients.items() if g is None
     }:
         return float("inf")
-    pairs = [*zip(one.outputs, other.outputs, strict=True)]
-    pairs += [(g, other.gradients[k]) for k, g in one.gradients.items() if g is not None]  # type: ignore[misc]
-    return max(map(_off, pairs), default=float("inf"))
+    offs = [_off(*pair, 0.0) for pair in zip(one.outputs, other.outputs, strict=True)]
+    known = {k: (g, other.gradients[k]) for k, g in one.gradients.items() if g is not None}
+    own = [_largest(g) for k, (g, _) in known.items() if not k.startswith(INPUT)]
+    least = NOISE * max(own, default=0.0)
+    offs += [_off(*pair, 0.0 if k.startswith(INPUT) else least) for k, pair in known.items()]  # type: ignore[arg-type]
+    return max(offs, default=float("inf"))
 
 
-def _off(pair: tuple[torch.Tensor, torch.Tensor]) -> float:
-    one, other = pair
-    if not one.numel():
-        return 0.0
-    scale = max(one.abs().max().item(), 1e-30)
-    off = (one - other).abs().max().item() / scale
-    return off if off == off else float("inf")  # noqa: PLR0124  not a number
+def _largest(values: torch.Tensor) -> float:
+    finite = values[values.isfinite()]
+    return finite.abs().max().item() if finite.numel() else 0.0
+
+
+def _off(one: torch.Tensor, other: torch.Tensor, least: float) -> float:
+    """Return how far two tensors are off; no number in the same places of both is no difference."""
+    if not torch.equal(one.isfinite(), other.isfinite()):
+        return float("inf")
+    # The least number of a type, times what is hidden, leaves a mask without a gradient.
+    return _largest(one - other) / max(_largest(one), least, 1e-30)
 
 
 def result_of(
@@ -78,7 +94,7 @@ def result_of(
     finally:
         del module.forward
     outputs = [t for t in tensors_in(output) if t.is_floating_point()]
-    named = {**{f"input {k}": v for k, v in inputs.items()}, **state}
+    named = {**{INPUT + k: v for k, v in inputs.items()}, **state}
     leaves = {k: t for k, t in named.items() if getattr(t, "requires_grad", False)}
     gradients: tuple[torch.Tensor | None, ...] = (None,) * len(leaves)
     if outputs and leaves:
@@ -99,13 +115,30 @@ def plain_computing() -> Iterator[None]:
         stack.enter_context(
             patching.swapped(functional, "dropout", lambda x, *_, **__: x, order=order)
         )
-        for context in (*off, torch.compiler.set_stance("force_eager")):
+        for context in (*off, torch.compiler.set_stance("force_eager"), _InDouble()):
             stack.enter_context(context)
         stack.enter_context(unseen())
         stack.enter_context(
             patching.wrap(functional, "scaled_dot_product_attention", _without_dropout, order=order)
         )
         yield
+
+
+class _InDouble(TorchFunctionMode):
+    """Makes float64 of smaller types that a forward names, as for the softmax of bf16 scores."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if func in CASTS:
+            return args[0].double()
+        args, kwargs = _pytree.tree_map_only(
+            torch.dtype, lambda t: torch.float64 if t in SMALLER else t, (args, kwargs or {})
+        )
+        result = func(*args, **kwargs)
+        is_smaller = isinstance(result, torch.Tensor) and result.dtype in SMALLER
+        return result.double() if is_smaller else result
 
 
 def _kinds() -> int:
@@ -135,6 +168,9 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in tensors_in(item)]
 
 
+SMALLER = (torch.float32, torch.float16, torch.bfloat16)
+CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+NOT_CALLED = "it was not called"
 PLAIN = (bool, int, float, str, type(None))
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes; among them whether it trains, which is asked for on its own."""
@@ -308,7 +344,7 @@ def capture(
 def _find_obstacle(module: nn.Module, replace: Callable[..., Any], call: Call | None) -> str:
     """Replace a module's forward, given one call of it; return what is against it, or ""."""
     if call is None:
-        return "it was not called"
+        return NOT_CALLED
     try:
         replace(module, *call)
     except NotProvenError as reason:

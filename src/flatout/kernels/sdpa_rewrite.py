@@ -1,232 +1,61 @@
-"""Find attention that a module writes out by hand, and let torch's own operator compute it.
+"""Let torch's own operator compute attention that a module writes out by hand.
 
-A module's `forward` is traced into a graph of its calls. Where the graph holds
-`softmax(q @ k^T * scale + mask) @ v` (`find_pattern`), those calls become one (`attend`). `replace`
-gives the module the new forward only after both were run on the inputs of a real call, in float64,
-and gave equal outputs and gradients.
+A module's `forward` is traced into a graph of its calls, each with what it gives in a real call.
+Where the graph holds `softmax(q @ k^T * scale + mask) @ v` (`sdpa_pattern`), those calls become one
+(`attend`). `replace` gives the module the new forward only after both were run on the inputs of
+that call, in float64, and gave equal outputs and gradients.
 """
 
+import contextlib
+import functools
 import inspect
 import math
 import operator
+import sys
+import threading
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.nn import functional
+from torch.utils import _pytree
 
-from flatout.agent.untouched import stream_states, streams_kept
+from flatout.agent import patching
+from flatout.agent.measuring.attention import unseen
+from flatout.agent.untouched import buffers_kept, stream_states, streams_kept
 from flatout.kernels.module_proof import (
+    NOT_CALLED,
     TOLERANCE,
+    Call,
+    ModuleFacts,
     NotProvenError,
     difference,
     plain_facts,
+    replaced,
     result_of,
 )
+from flatout.kernels.sdpa_pattern import (
+    HUGE,
+    USED_AGAIN,
+    Pattern,
+    find_pattern,
+    is_constant,
+    missing,
+)
 
-HUGE = -1e4
-"""A mask value at or below this hides a position as -inf does."""
-SOFTMAX = {torch.softmax, functional.softmax, "softmax"}
-DROPOUT = {torch.dropout, functional.dropout}
-MATMUL = {torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm"}
-MULTIPLY = {operator.mul, operator.imul, torch.mul, "mul", "mul_"}
-DIVIDE = {operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div", "div_"}
-ADD = {operator.add, operator.iadd, torch.add, "add", "add_"}
-FILL = {"masked_fill", "masked_fill_", torch.masked_fill}
-ARITHMETIC = {"math", "_operator"}
-"""Modules whose functions make numbers of numbers: `width // heads`, `math.sqrt(...)`."""
-CAST = {"to", "float", "type_as", "contiguous"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pattern:
-    """The nodes of one attention, as found in a module's graph."""
-
-    q: fx.Node
-    k: fx.Node
-    is_transposed: bool
-    """Whether `k` is still transposed, as in `q @ k_t`."""
-    v: fx.Node
-    scale: tuple[tuple[str, Any], ...]
-    """Factors of the scores: `mul` or `div`, with a number or a node."""
-    masks: tuple[tuple[str, Any, Any], ...]
-    """`fill` with condition and value, or `add` with a tensor and None."""
-    dropout: Any
-    """A probability, or the call of a dropout module."""
-    end: fx.Node
-
-
-def _target(node: Any) -> Any:
-    return node.target if isinstance(node, fx.Node) and node.op != "call_module" else None
-
-
-def _module_of(node: Any, root: nn.Module) -> nn.Module | None:
-    if not isinstance(node, fx.Node) or node.op != "call_module":
-        return None
-    return root.get_submodule(str(node.target))
-
-
-def _argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
-
-
-def find_pattern(graph: fx.Graph, root: nn.Module) -> Pattern | None:
-    """Return the first attention that a graph writes out, None where there is none left."""
-    for node in graph.nodes:
-        is_softmax = _target(node) in SOFTMAX or isinstance(_module_of(node, root), nn.Softmax)
-        if is_softmax and (pattern := _match(node, root)) is not None:
-            return pattern
-    return None
-
-
-def _match(softmax: fx.Node, root: nn.Module) -> Pattern | None:
-    module = _module_of(softmax, root)
-    dim = module.dim if isinstance(module, nn.Softmax) else _argument(softmax, 1, "dim")
-    head = _head(softmax.args[0])
-    tail = _tail(softmax, root)
-    if dim not in (-1, 3) or head is None or tail is None:
-        return None
-    (q, k, is_transposed), scale, masks = head
-    end, v, dropout = tail
-    return Pattern(
-        q=q,
-        k=k,
-        is_transposed=is_transposed,
-        v=v,
-        scale=scale,
-        masks=masks,
-        dropout=dropout,
-        end=end,
-    )
-
-
-def _tail(softmax: fx.Node, root: nn.Module) -> tuple[fx.Node, fx.Node, Any] | None:
-    """Follow the weights over dropout and casts to the product with the values."""
-    node = softmax
-    dropout: Any = 0.0
-    while len(node.users) == 1:
-        (user,) = node.users
-        module = _module_of(user, root)
-        if isinstance(module, nn.Dropout):
-            dropout = user
-        elif _target(user) in DROPOUT:
-            is_on = _argument(user, 2, "training", default=True)
-            dropout = _argument(user, 1, "p", default=0.5) if is_on is True else 0.0
-        elif _target(user) in MATMUL:
-            values = user.args[1]
-            if user.args[0] is node and isinstance(values, fx.Node):
-                return user, values, dropout
-            return None
-        elif _target(user) not in CAST:
-            return None
-        node = user
-    return None
-
-
-def _head(node: Any) -> Any:
-    """Follow the scores back over masks, then factors, to the product of queries and keys."""
-    masks: list[tuple[str, Any, Any]] = []
-    scale: list[tuple[str, Any]] = []
-    while isinstance(node, fx.Node) and len(node.users) == 1:
-        target = _target(node)
-        if target in MATMUL:
-            product = _product(node)
-            return (product, tuple(scale), tuple(masks)) if product else None
-        step = _step_back(node, target)
-        if step is None or (step[0] in ("fill", "add") and scale):
-            return None  # a mask below a factor is another formula
-        kind, value, filler, node = step
-        if kind in ("fill", "add"):
-            masks.append((kind, value, filler))
-        elif kind:
-            scale.append((kind, value))
-    return None
-
-
-def _step_back(node: fx.Node, target: Any) -> tuple[str, Any, Any, Any] | None:
-    """Return what one node does to the scores, and the node before it."""
-    if target in CAST:
-        return "", None, None, node.args[0]
-    if target in FILL:
-        value = _argument(node, 2, "value")
-        is_huge = isinstance(value, int | float) and value <= HUGE
-        return ("fill", _argument(node, 1, "mask"), value, node.args[0]) if is_huge else None
-    if target in MULTIPLY | DIVIDE:
-        return _factor(node, "mul" if target in MULTIPLY else "div")
-    return _addend(node) if target in ADD else None
-
-
-def _factor(node: fx.Node, kind: str) -> tuple[str, Any, Any, Any] | None:
-    scores, factor = node.args[0], node.args[1]
-    if kind == "mul" and not isinstance(scores, fx.Node):
-        scores, factor = factor, scores
-    is_number = not isinstance(factor, fx.Node) or _is_number(factor)
-    return (kind, factor, None, scores) if is_number else None
-
-
-def _addend(node: fx.Node) -> tuple[str, Any, Any, Any] | None:
-    first, second = node.args[0], node.args[1]
-    if not (isinstance(first, fx.Node) and isinstance(second, fx.Node)):
-        return None
-    scores, mask = (first, second) if _leads_to_product(first) else (second, first)
-    return "add", mask, None, scores
-
-
-def _is_number(node: fx.Node) -> bool:
-    """Return whether a node is worked out from sizes alone."""
-    if node.op == "call_method" and node.target == "size":
-        return len(node.args) > 1
-    if node.op == "call_function" and node.target is operator.getitem:
-        return _is_sizes(node.args[0])
-    if node.op != "call_function" or getattr(node.target, "__module__", "") not in ARITHMETIC:
-        return False
-    return all(not isinstance(a, fx.Node) or _is_number(a) for a in node.args)
-
-
-def _is_sizes(node: Any) -> bool:
-    if not isinstance(node, fx.Node):
-        return False
-    if node.op == "call_method" and node.target == "size":
-        return len(node.args) == 1
-    return node.target is getattr and node.args[1] == "shape"
-
-
-def _leads_to_product(node: Any) -> bool:
-    while isinstance(node, fx.Node) and _target(node) not in MATMUL:
-        if _target(node) not in MULTIPLY | DIVIDE | CAST | FILL:
-            return False
-        node = next((a for a in node.args if isinstance(a, fx.Node)), None)
-    return node is not None
-
-
-def _product(node: fx.Node) -> tuple[fx.Node, fx.Node, bool] | None:
-    q, k = node.args[0], node.args[1]
-    if not (isinstance(q, fx.Node) and isinstance(k, fx.Node)):
-        return None
-    places = tuple(k.args[1:]) or tuple(k.kwargs.values())
-    last_two = ((-2, -1), (-1, -2), (2, 3), (3, 2))
-    inner = k.args[0] if k.args else None
-    if _target(k) in ("transpose", torch.transpose) and places in last_two:
-        return (q, inner, False) if isinstance(inner, fx.Node) else None
-    return q, k, True
-
-
-def is_constant(node: Any) -> bool:
-    """Return whether a node depends on the module's buffers and on sizes alone."""
-    if isinstance(node, slice):
-        return all(map(is_constant, (node.start, node.stop, node.step)))
-    if isinstance(node, list | tuple):
-        return all(map(is_constant, node))
-    if not isinstance(node, fx.Node) or node.op == "get_attr" or _is_number(node):
-        return True
-    if node.target is getattr:
-        return node.args[1] in ("device", "dtype")
-    is_call = node.op in ("call_function", "call_method")
-    return is_call and all(map(is_constant, [*node.args, *node.kwargs.values()]))
+IN_PLACE = {"masked_fill_", "mul_", "div_", "add_", "sub_"}
+MAKERS = ("arange", "empty", "eye", "full", "linspace", "ones", "tensor", "zeros")
+"""Functions of torch that make tensors of sizes, which a trace would keep as they are."""
+OTHERS = (("torch", "finfo"), ("numpy", "sqrt"), ("numpy", "power"))
+"""Functions, by module, that a trace cannot enter."""
+NESTED = "its forward takes tensors or modules inside of other arguments"
+CALLERS = 4
+"""How many modules further out one is looked for that drops the weights: from the product to the
+whole encoder; all of that is compared in float64."""
 
 
 @dataclass(slots=True)
@@ -241,15 +70,15 @@ def attend(  # noqa: PLR0913  one for each part of the formula
     k: torch.Tensor,
     v: torch.Tensor,
     scale: float,
-    masks: Sequence[tuple[str, Any, Any]],
+    masks: Sequence[tuple[str, Any, bool]],
     dropout_p: float,
     *,
     causal: Causal | None = None,
 ) -> torch.Tensor:
     """Return `softmax(q @ k^T * scale + masks) @ v` by torch's fused operator."""
     mask = None
-    for kind, value, filler in masks:
-        one = _as_mask(kind, value, filler, q)
+    for each in masks:
+        one = _as_mask(q, *each)
         mask = one if mask is None else _both(mask, one, q)
     is_causal = False
     if mask is not None and causal is not None:
@@ -263,16 +92,26 @@ def attend(  # noqa: PLR0913  one for each part of the formula
             q.shape[:-2], k.shape[:-2], leading
         )
         q, k, v = (x.expand(*leading, *x.shape[-2:]) for x in (q, k, v))
+    if mask is not None and mask.dim() > 3 and len(leading) > 2:
+        mask = _with_heads(mask.expand(*leading, *mask.shape[-2:]))
     mask = None if is_causal else mask
-    return functional.scaled_dot_product_attention(
-        q,
-        k,
-        v,
+    attended = functional.scaled_dot_product_attention(
+        _with_heads(q),
+        _with_heads(k),
+        _with_heads(v),
         attn_mask=mask,
         dropout_p=dropout_p,
         is_causal=is_causal,
         scale=scale,
     )
+    return attended if len(leading) == 2 else attended.view(*leading, *attended.shape[-2:])
+
+
+def _with_heads(x: torch.Tensor) -> torch.Tensor:
+    """Return four dimensions, the last one dense: the fused kernels take nothing else."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    *batch, heads = x.shape[:-2] if x.dim() > 2 else (1,)
+    return x if len(batch) == 1 else x.reshape(math.prod(batch), heads, *x.shape[-2:])
 
 
 def is_causal_mask(mask: torch.Tensor, rows: int, columns: int) -> bool:
@@ -286,72 +125,175 @@ def is_causal_mask(mask: torch.Tensor, rows: int, columns: int) -> bool:
     return bool((flat.masked_fill(~seen, 0) == 0).all() and (flat[:, ~seen] <= HUGE).all())
 
 
-def _as_mask(kind: str, value: Any, filler: Any, q: torch.Tensor) -> torch.Tensor:
+def _as_mask(
+    q: torch.Tensor,
+    kind: str,
+    value: Any,
+    is_infinite: bool,  # noqa: FBT001  as the graph has it
+) -> torch.Tensor:
     """Return what the operator takes: True for visible positions, or numbers to add."""
     if kind == "add":
         mask: torch.Tensor = value.to(q.dtype)
         return mask
-    if filler == -math.inf:
-        visible: torch.Tensor = ~value.bool()
-        return visible
-    limit = max(float(filler), torch.finfo(q.dtype).min)
-    return torch.zeros((), dtype=q.dtype, device=q.device).masked_fill(value.bool(), limit)
+    visible: torch.Tensor = value.bool() if kind == "keep" else ~value.bool()
+    return visible if is_infinite else _as_numbers(visible, torch.finfo(q.dtype).min, q)
+
+
+def _as_numbers(visible: torch.Tensor, hidden: float, q: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((), dtype=q.dtype, device=q.device).masked_fill(~visible, hidden)
 
 
 def _both(one: torch.Tensor, other: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     if one.dtype == torch.bool and other.dtype == torch.bool:
         return one & other
     added = [
-        torch.zeros((), dtype=q.dtype, device=q.device).masked_fill(~mask, -math.inf)
-        if mask.dtype == torch.bool
-        else mask
+        _as_numbers(mask, -math.inf, q) if mask.dtype == torch.bool else mask
         for mask in (one, other)
     ]
     return added[0] + added[1]
 
 
-def replace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+def arranged(x: torch.Tensor, dims: Sequence[str], wanted: Sequence[str]) -> torch.Tensor:
+    """Return a view with the dimensions in another order, and those of size 1 that it lacks.
+
+    >>> arranged(torch.zeros(2, 3, 5), "bid", "bhdi").shape
+    torch.Size([2, 1, 5, 3])
+    """
+    x = x.permute([dims.index(dim) for dim in wanted if dim in dims])
+    for place, dim in enumerate(wanted):
+        x = x if dim in dims else x.unsqueeze(place)
+    return x
+
+
+def replace_all(
+    model: nn.Module, found: Sequence[tuple[str, nn.Module]], call: Call
+) -> dict[str, str]:
+    """Replace the attentions in modules, compared on what they see in a call of their model.
+
+    Where a module returns its weights, the module that calls it may be seen to drop them, and it
+    knows the modules that it hands over: then that one is replaced, with what it calls as a part
+    of its own forward.
+
+    Returns:
+        Of each module why it was left alone, empty where it was replaced.
+    """
+    outcome = replaced(model, found, replace, call)
+    places = {name: name for name, why in outcome.items() if why in (USED_AGAIN, NESTED)}
+    for _ in range(CALLERS):
+        inside: dict[str, list[str]] = {}
+        for name in [name for name, place in places.items() if place]:
+            places[name] = places[name].rpartition(".")[0]
+            inside.setdefault(places[name], []).append(name)
+        if not inside:
+            break
+        opened = {place: _between(place, names) for place, names in inside.items()}
+        callers = {model.get_submodule(place): place for place in inside}
+        reasons = replaced(
+            model,
+            [(place, module) for module, place in callers.items()],
+            lambda module, a, k: replace(module, a, k, opened=opened[callers[module]]),  # noqa: B023  called here
+            call,
+        )
+        for place, why in reasons.items():
+            outcome |= {} if why or place not in outcome else {place: ""}
+            for name in inside[place] if why not in (USED_AGAIN, NESTED, NOT_CALLED) else ():
+                del places[name]
+                outcome[name] = why and f"{outcome[name]}; its caller: {why}"
+    return outcome
+
+
+def _between(place: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of modules and of those between, as the module at a place knows them."""
+    found = set()
+    for name in names:
+        words = name[len(place) :].lstrip(".").split(".")
+        found |= {".".join(words[: count + 1]) for count in range(len(words))}
+    return tuple(sorted(found))
+
+
+def replace(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    opened: Sequence[str] = (),
+) -> int:
     """Replace the attentions in a module's forward; return how many there were.
+
+    Args:
+        module: The module.
+        args: Arguments of a real call of it.
+        kwargs: The same.
+        opened: Modules inside whose forwards count as a part of this one.
 
     Raises:
         NotProvenError: with the reason, if none was found or proven.
     """
-    if "forward" in vars(module):
+    if any("forward" in vars(module.get_submodule(name)) for name in ("", *opened)):
         raise NotProvenError("its forward was replaced already")
     original = module.forward
     signature = inspect.signature(original)
-    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in signature.parameters.values()):
-        raise NotProvenError("its forward takes arguments without names")
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
+    bound = _bound(signature, args, kwargs)
     plain = {k: v for k, v in bound.arguments.items() if not isinstance(v, torch.Tensor)}
     if any(_holds_tensor(value) for value in plain.values()):
-        raise NotProvenError("its forward takes tensors inside of other arguments")
-    graph = _trace(module, plain)
+        raise NotProvenError(NESTED)
+    graph = _trace(module, opened, plain, [*bound.arguments.values()])
     count = 0
     while (pattern := find_pattern(graph, module)) is not None:
-        _rewrite(graph, pattern)
+        _rewrite(graph, pattern, module)
         count += 1
-    if not count:
-        raise NotProvenError("no softmax(q @ k^T) @ v in its forward")
+    if not count or (opened and missing(graph, module) == USED_AGAIN):
+        raise NotProvenError(missing(graph, module))
     rewritten = _compile(graph)
-    facts = plain_facts(module)
+    facts = {name: plain_facts(module.get_submodule(name)) for name in ("", *opened)}
     _prove(module, original, types.MethodType(rewritten, module), bound)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
-        same = self.training and facts.hold(self)
+        same = self.training and all(_is_still(self, *fact) for fact in facts.items())
         for name, value in given.arguments.items():
-            same = same and (
-                value == plain[name] if name in plain else isinstance(value, torch.Tensor)
-            )
-        run = rewritten if same else type(self).forward
-        return run(self, *given.args, **given.kwargs)
+            if name in bound.arguments:
+                same = same and (
+                    value == plain[name] if name in plain else isinstance(value, torch.Tensor)
+                )
+            else:
+                same = same and not value
+        if same:
+            with contextlib.suppress(OtherAnswerError):
+                return rewritten(self, *(given.arguments[name] for name in bound.arguments))
+        return type(self).forward(self, *given.args, **given.kwargs)
 
     # A bound method: a deep copy of the module, as averages make, gets one bound to itself.
     module.forward = types.MethodType(forward, module)
     return count
+
+
+def _bound(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """Return the arguments of a call by name, with defaults; none may be without one."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    for name, parameter in signature.parameters.items():
+        is_open = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if is_open and bound.arguments.pop(name):
+            raise NotProvenError("its forward is given arguments without names")
+    return bound
+
+
+def _is_still(module: nn.Module, name: str, facts: ModuleFacts) -> bool:
+    """Return whether a module is what was traced: inside of another, its own call is left out."""
+    inner = module.get_submodule(name) if name else module
+    if not facts.hold(inner):
+        return False
+    is_plain = inner.training and "forward" not in vars(inner) and not _hooks(inner)
+    return is_plain or not name
+
+
+def _hooks(module: nn.Module) -> bool:
+    known = (module._forward_hooks, module._forward_pre_hooks)
+    return any(map(bool, (*known, module._backward_hooks, module._backward_pre_hooks)))
 
 
 def _holds_tensor(value: Any) -> bool:
@@ -364,45 +306,196 @@ def _holds_tensor(value: Any) -> bool:
 
 
 class _Tracer(fx.Tracer):
-    """Traces one forward; every module inside is a call."""
+    """Traces one forward, every module inside as a call, and computes it on the way.
+
+    What each node gives in a real call says how many dimensions and parts there are.
+    """
 
     proxy_buffer_attributes = True
     """A mask kept as a buffer is sliced to the length of the input."""
 
+    def __init__(self, inputs: Sequence[Any], opened: Sequence[str]) -> None:
+        packages = [sys.modules[name] for name in ("einops",) if name in sys.modules]
+        super().__init__(autowrap_modules=(math, *packages))  # type: ignore[arg-type]
+        leaves = _pytree.tree_leaves(inputs)
+        self.inputs = iter([x.clone() if isinstance(x, torch.Tensor) else x for x in leaves])
+        self.opened = opened
+        self.is_computing = False
+        self.thread = threading.get_ident()
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        del m, module_qualified_name
-        return True
+        del m
+        return module_qualified_name not in self.opened
+
+    def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+        """Return a stand-in for a value, which is computed too."""
+        proxy = super().create_proxy(*args, **kwargs)
+        self.is_computing = True
+        try:
+            with streams_kept(), torch.no_grad():
+                proxy.node.meta["value"] = self._value_of(proxy.node)
+        finally:
+            self.is_computing = False
+        return proxy
+
+    def _known(self, node: fx.Node) -> Any:
+        if "value" not in node.meta:  # a tensor that is an attribute of the module
+            node.meta["value"] = self._value_of(node)
+        return node.meta["value"]
+
+    def _value_of(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            none: dict[int, Any] = {1: (), 2: {}}
+            return none[stars] if (stars := str(node.target).count("*")) else next(self.inputs)
+        if node.op == "get_attr":
+            return operator.attrgetter(str(node.target))(self.root)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._known)
+        if node.op == "call_function":
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return self.root.get_submodule(str(node.target))(*args, **kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Return an attribute of a module: as it is, where values are computed."""
+        if self.is_computing:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Call a module inside: as it is, where values are computed."""
+        if self.is_computing:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def create_arg(self, a: Any) -> Any:
+        """Return a part of a call; numbers of NumPy print as code that names its module."""
+        is_scalar = type(a).__module__ == "numpy" and getattr(a, "shape", None) == ()
+        return super().create_arg(a.item() if is_scalar else a)
+
+    def ask(self, obj: fx.Proxy, question: Callable[[Any], Any]) -> Any:
+        """Return what a number, a size or a flag is; each later call checks that it is that still.
+
+        Of what a tensor holds no later call can be sure.
+        """
+        value = obj.node.meta["value"]
+        if isinstance(value, torch.Tensor):
+            raise fx.proxy.TraceError("a tensor is asked for a number")
+        asked = self.create_proxy("call_function", question, (obj,), {})
+        answer = asked.node.meta["value"]
+        self.create_proxy("call_function", answered, (asked, answer), {})
+        return answer
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Return which way a branch goes."""
+        return bool(self.ask(obj, bool))
 
     def iter(self, obj: fx.Proxy) -> Any:
-        """Yield the parts of `chunk`, whose number is written in the call."""
-        node = obj.node
-        if node.target in ("chunk", torch.chunk) and isinstance(node.args[1], int):
-            parts: Any = obj
-            return iter([parts[place] for place in range(node.args[1])])
-        return super().iter(obj)
+        """Yield as many parts as there are in the real call."""
+        parts: Any = obj
+        return iter([parts[place] for place in range(self.ask(obj, len))])
+
+    @contextlib.contextmanager
+    def seeing(self) -> Iterator[None]:
+        """See calls of functions that fx leaves out, those of this thread alone."""
+        points = [*((torch, name) for name in MAKERS)]
+        points += [(sys.modules[owner], name) for owner, name in OTHERS if owner in sys.modules]
+        with contextlib.ExitStack() as stack:
+            for owner, name in points:
+                stack.enter_context(patching.wrap(owner, name, self._seen))
+            for question in (len, int, float):
+                asked = functools.partialmethod(_asked, question)
+                name = f"__{question.__name__}__"
+                stack.enter_context(patching.swapped(fx.Proxy, name, asked))
+            yield
+
+    def _seen(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            is_own = threading.get_ident() == self.thread and not self.is_computing
+            makes = getattr(function, "__name__", "") in MAKERS
+            if is_own and (makes or isinstance(args[0], fx.Proxy)):
+                return self.create_proxy("call_function", function, args, kwargs)
+            return function(*args, **kwargs)
+
+        return call
 
 
-def _trace(module: nn.Module, plain: Mapping[str, Any]) -> fx.Graph:
-    before = dict(vars(module))
+def _asked(proxy: fx.Proxy, question: Callable[[Any], Any]) -> Any:
+    tracer: Any = proxy.tracer
+    return tracer.ask(proxy, question)
+
+
+class OtherAnswerError(Exception):
+    """A size, or what depends on it, is not what it was in the call that was traced."""
+
+
+def answered(now: Any, then: Any) -> None:
+    """Check that the traced forward is the right one for this call."""
+    if now != then:
+        raise OtherAnswerError
+
+
+def _trace(
+    module: nn.Module, opened: Sequence[str], plain: Mapping[str, Any], inputs: Sequence[Any]
+) -> fx.Graph:
+    inner = [module.get_submodule(name) for name in ("", *opened)]
+    before = [dict(vars(each)) for each in inner]
+    if any(_hooks(each) for each in inner[1:]):
+        raise NotProvenError("its caller has hooks")
     try:
-        with warnings.catch_warnings(), streams_kept():
+        with warnings.catch_warnings(), streams_kept(), buffers_kept(module), unseen():
             warnings.simplefilter("ignore")
-            tracer, streams = _Tracer(autowrap_modules=(math,)), stream_states()
-            graph = tracer.trace(module, concrete_args=dict(plain) or None)
+            tracer, streams = _Tracer(inputs, opened), stream_states()
+            with tracer.seeing():
+                graph = tracer.trace(module, concrete_args=dict(plain) or None)
             now = stream_states()
             drawn = [name for name in streams if _listed(now[name]) != _listed(streams[name])]
     except Exception as error:  # noqa: BLE001  whatever a script's code does to stand-ins
         raise NotProvenError(f"its forward depends on values: {error}"[:200]) from None
     finally:
-        changed = {k for k, v in vars(module).items() if before.get(k, NotProvenError) is not v}
-        vars(module).clear()
-        vars(module).update(before)
-    if changed:
-        raise NotProvenError(f"its forward sets {', '.join(sorted(changed))} on the module")
+        torch.clear_autocast_cache()  # for the reason that `capture` does it
+        kept = set()
+        for each, old in zip(inner, before, strict=True):
+            kept |= {k for k, v in vars(each).items() if old.get(k, NotProvenError) is not v}
+            vars(each).clear()
+            vars(each).update(old)
+    if any(name.startswith("_tensor_constant") for name in kept):
+        raise NotProvenError("its forward makes a tensor of values, which a trace would keep")
+    if kept:
+        raise NotProvenError(f"its forward sets {', '.join(sorted(kept))} on the module")
     if drawn:
         # The graph holds what was drawn this once, or the branch that was taken by it.
         raise NotProvenError(f"its forward draws from {', '.join(drawn)} by itself")
+    _summarize(graph)
     return graph
+
+
+def _summarize(graph: fx.Graph) -> None:
+    """Keep of each value in a graph what is asked for, and chain what is changed in place."""
+    for node in [*graph.nodes]:
+        value = node.meta.pop("value", None)
+        if isinstance(value, torch.Tensor):
+            node.meta |= {"shape": tuple(value.shape), "dtype": value.dtype, "device": value.device}
+            node.meta["autocast"] = torch.is_autocast_enabled(value.device.type)
+            value = value.item() if value.numel() == 1 and not value.is_complex() else None
+        if isinstance(value, int | float):
+            node.meta["number"] = value
+        if node.target is getattr and node.args[1] in ("dtype", "device"):
+            node.args = (_first_alike(node.args[0], str(node.args[1])), node.args[1])
+        if node.op == "call_method" and node.target in IN_PLACE:
+            later = {each for each in graph.nodes if node < each}
+            node.args[0].replace_all_uses_with(node, delete_user_cb=later.__contains__)
+
+
+def _first_alike(node: fx.Node, name: str) -> fx.Node:
+    """Return the first tensor on the way to a node that has the same type, or device.
+
+    Scores that are asked for theirs would be computed for that alone.
+    """
+    for before in node.all_input_nodes:
+        if "shape" in before.meta and before.meta[name] == node.meta.get(name):
+            return _first_alike(before, name)
+    return node
 
 
 def _listed(state: Any) -> Any:
@@ -423,29 +516,45 @@ def _compile(graph: fx.Graph) -> Callable[..., Any]:
     return forward
 
 
-def _rewrite(graph: fx.Graph, pattern: Pattern) -> None:
+def _rewrite(graph: fx.Graph, pattern: Pattern, root: nn.Module) -> None:
     end = pattern.end
     with graph.inserting_before(end):
-        k: Any = pattern.k
-        if pattern.is_transposed:
-            k = graph.call_method("transpose", (k, -2, -1))
+        q, k, v = (_arranged(graph, *operand) for operand in pattern.operands)
         scale: Any = 1.0
-        for kind, factor in pattern.scale:
-            operation = operator.mul if kind == "mul" else operator.truediv
-            if isinstance(scale, float) and not isinstance(factor, fx.Node):
-                scale = operation(scale, float(factor))
+        for kind, factor in pattern.scores.factors:
+            if isinstance(factor, fx.Node) and "shape" in factor.meta:
+                q = _apply(graph, kind, q, factor)
             else:
-                scale = graph.call_function(operation, (scale, factor))
-        nodes = [value for _, value, _ in pattern.masks]
-        causal = Causal() if nodes and all(map(is_constant, nodes)) else None
+                scale = _apply(graph, kind, scale, factor)
+        masks = []
+        for mask in pattern.scores.masks:
+            value = mask.value
+            for factor in mask.factors if mask.kind == "add" else ():
+                value = _apply(graph, factor[0], value, factor[1])
+            masks.append((mask.kind, value, mask.is_infinite))
+        is_fixed = bool(masks) and is_constant([value for _, value, _ in masks], root)
+        causal = Causal() if is_fixed else None
         dropout = pattern.dropout
         if isinstance(dropout, fx.Node):
             module = graph.get_attr(str(dropout.target))
             dropout = graph.call_function(active_probability, (module,))
-        arguments = (pattern.q, k, pattern.v, scale, list(pattern.masks), dropout)
-        made = graph.call_function(_with(causal), arguments)
+        made = graph.call_function(_with(causal), (q, k, v, scale, masks, dropout))
+        made = _arranged(graph, made, *pattern.out)
     end.replace_all_uses_with(made)
+    made.meta |= {key: end.meta[key] for key in ("shape", "dtype", "autocast")}
     _erase(graph, end)
+
+
+def _apply(graph: fx.Graph, kind: str, value: Any, factor: Any) -> Any:
+    """Return a value multiplied or divided, now where both are known, else by a new node."""
+    operation = operator.mul if kind == "mul" else operator.truediv
+    if isinstance(value, fx.Node) or isinstance(factor, fx.Node):
+        return value if factor in (1, 1.0) else graph.call_function(operation, (value, factor))
+    return operation(value, float(factor))
+
+
+def _arranged(graph: fx.Graph, node: fx.Node, dims: Any, wanted: Any) -> fx.Node:
+    return node if dims == wanted else graph.call_function(arranged, (node, dims, wanted))
 
 
 def active_probability(dropout: nn.Dropout) -> float:
@@ -478,9 +587,21 @@ def _prove(
     bound: inspect.BoundArguments,
 ) -> None:
     """Compare outputs and gradients of both forwards in float64 on the inputs of a real call."""
-    expected = result_of(module, original, bound.arguments)
+
+    def in_order(*values: Any) -> Any:
+        named = dict(zip(bound.arguments, values, strict=True))
+        given = inspect.BoundArguments(bound.signature, named)
+        return original(*given.args, **given.kwargs)
+
+    try:
+        expected = result_of(module, in_order, bound.arguments)
+        found = result_of(module, rewritten, bound.arguments)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever a script's code does in float64
+        raise NotProvenError(f"it does not run in float64: {error}"[:200]) from None
     if not expected.outputs:
         raise NotProvenError("its forward returns no tensors")
-    off = difference(expected, result_of(module, rewritten, bound.arguments))
+    off = difference(expected, found)
     if not off <= TOLERANCE:
         raise NotProvenError(f"outputs or gradients differ by {off:.1g} on the real inputs")

@@ -183,7 +183,7 @@ def test_the_fused_operator_is_really_called(kind, more, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (Returning, "no softmax"),
+        (Returning, "weights are used again"),
         (Keeping, "sets last on the module"),
         (Branching, "depends on values"),
         (OverKeys, "no softmax"),

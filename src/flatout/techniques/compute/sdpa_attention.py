@@ -81,9 +81,10 @@ In the attention module, for a causal mask:
     def switch(self, training: RunningTraining) -> Switch:
         """Choose between the forwards as they are and what replaces them, proven in one call."""
         found = [module for root in training.roots for _, module in softmax_modules(root)]
-        modules = [module for module in found if "forward" not in vars(module)]
-        if not modules:
+        if all("forward" in vars(module) for module in found):
             raise NotApplicable("no module of the model's own takes a softmax")
+        # One that only calls such a module may be replaced in its place.
+        modules = [m for root in training.roots for m in root.modules() if "forward" not in vars(m)]
         ready: list[tuple[Any, Any]] = []
 
         def turn(is_on: bool) -> None:  # noqa: FBT001  called by position
@@ -125,7 +126,6 @@ def use_fused_attention(model: "torch.nn.Module", *args: Any, **kwargs: Any) -> 
     Returns:
         Of each module with a softmax why it was left alone, empty where it was replaced.
     """
-    from flatout.kernels import module_proof, sdpa_rewrite
+    from flatout.kernels.sdpa_rewrite import replace_all
 
-    found = softmax_modules(model)
-    return module_proof.replaced(model, found, sdpa_rewrite.replace, (args, kwargs))
+    return replace_all(model, softmax_modules(model), (args, kwargs))
