@@ -25,7 +25,7 @@ LINES = {
     "data": 11_376,
     "guard": 1_213,
     "hardware": 2_429,
-    "kernels": 3_121,
+    "kernels": 3_138,
     "launch": 2_075,
     "parallel": 4_781,
     "planner": 6_902,

@@ -168,3 +168,29 @@ def test_new_globals_of_the_script_compile_nothing_anew(monkeypatch):
         compiled(x)
 
     assert counter.frame_count == 1
+
+
+def test_a_compiler_goes_through_it_in_one_graph():
+    fused = built(Configured)
+    x = torch.randn(2, 6, WIDTH)
+    assert use_fused_attention(fused, x) == {"": ""}
+
+    explained = torch._dynamo.explain(fused)(x)
+
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+
+
+def test_a_name_that_appears_later_goes_back_to_the_scripts_own_code():
+    class Asking(Attention):
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+            y = (q @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+            return 2 * y if hasattr(self, "doubled") else y
+
+    plain, fused = built(Asking), built(Asking)
+    x = torch.randn(2, 6, WIDTH)
+    assert use_fused_attention(fused, x) == {"": ""}
+
+    plain.doubled = fused.doubled = torch.ones(1)
+
+    assert torch.equal(fused(x), plain(x))

@@ -184,6 +184,8 @@ class ModuleFacts:
 
     own: Mapping[str, Any]
     """The module's attributes."""
+    absent: Sequence[str]
+    """Names that it does not have, and that the code may ask for: `hasattr(self, "mask")`."""
     held: Mapping[str, Mapping[Any, Any]]
     """By attribute what the code reads of the object there, such as a model's configuration."""
     named: Mapping[str, Any]
@@ -193,11 +195,17 @@ class ModuleFacts:
 
     def hold(self, module: nn.Module) -> bool:
         """Return whether they are what they were; asked in each call."""
-        attributes = vars(module)
-        for name, values in self.held.items():
-            if not _are_still(values, _settings_of(attributes.get(name))):
+        # One by one: before torch 2.13 its compiler goes through no module's dictionary.
+        for name in self.absent:
+            if hasattr(module, name):
                 return False
-        return _are_still(self.named, self.space) and _own(module) == self.own
+        for name, value in self.own.items():
+            if not _is_still(value, getattr(module, name, _GONE)):
+                return False
+        for name, values in self.held.items():
+            if not _are_still(values, _settings_of(getattr(module, name, None))):
+                return False
+        return _are_still(self.named, self.space)
 
 
 def plain_facts(module: nn.Module) -> ModuleFacts:
@@ -213,59 +221,68 @@ def plain_facts(module: nn.Module) -> ModuleFacts:
     }
     names = [] if code is None else [n for n in code.co_names if n in space]
     return ModuleFacts(
-        own=_own(module),
+        own={
+            name: value
+            for name, value in vars(module).items()
+            if isinstance(value, PLAIN) and name not in _OF_EVERY_MODULE
+        },
+        absent=[
+            text
+            for text in sorted(_texts_of(kind))
+            if text.isidentifier() and not hasattr(module, text)
+        ],
         held={name: values for name, values in held.items() if values},
         named={n: space[n] for n in names if isinstance(space[n], PLAIN)},
         space=space,
     )
 
 
-def _own(module: nn.Module) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, PLAIN) and name not in _OF_EVERY_MODULE
-    }
-
-
 def _are_still(values: Mapping[Any, Any], space: Mapping[Any, Any]) -> bool:
     # Key by key: of a whole namespace torch.compile would guard the size, which each new global
     # changes. What took a value's place may be a tensor, which cannot be compared.
-    for name, value in values.items():
-        now = space.get(name, _GONE)
-        if now is not value and (type(now) is not type(value) or now != value):
-            return False
-    return True
+    return all(_is_still(value, space.get(name, _GONE)) for name, value in values.items())
 
 
-@functools.cache
-def _words_of(kind: type[nn.Module]) -> frozenset[str]:
+def _is_still(value: Any, now: Any) -> bool:
+    return now is value or (type(now) is type(value) and bool(now == value))
+
+
+def _words_of(kind: Any) -> set[str]:
     """Return the names and texts in the code of a class and of the functions that it names.
 
     What it does not name, such as a count of steps in a configuration, it does not read.
     """
+    return _texts_of(kind).union(*(code.co_names for code in _codes_of(kind)))
+
+
+def _texts_of(kind: Any) -> set[str]:
+    return {each for code in _codes_of(kind) for each in code.co_consts if isinstance(each, str)}
+
+
+@functools.cache
+def _codes_of(kind: type[nn.Module]) -> tuple[types.CodeType, ...]:
+    """Return the code of a class and of the functions that it names, with what is inside of it."""
     kinds = itertools.takewhile(lambda each: each is not nn.Module, kind.__mro__)
     waiting = [value for each in kinds for value in vars(each).values()]
-    seen: set[Any] = set()
-    words: set[str] = set()
+    seen: dict[types.CodeType, None] = {}
     while waiting:
         value = waiting.pop()
         function = inspect.unwrap(getattr(value, "__func__", value))
-        code = getattr(function, "__code__", None)
+        code = value if isinstance(value, types.CodeType) else getattr(function, "__code__", None)
         if code is None or code in seen:
             continue
-        seen.add(code)
-        found = _words_in(code)
-        words |= found
-        space = function.__globals__
-        waiting += [space[n] for n in found if isinstance(space.get(n), types.FunctionType)]
-    return frozenset(words)
+        seen[code] = None
+        waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        space = getattr(function, "__globals__", {})
+        waiting += [
+            space[n] for n in _names_in(code) if isinstance(space.get(n), types.FunctionType)
+        ]
+    return tuple(seen)
 
 
-def _words_in(code: types.CodeType) -> set[str]:
+def _names_in(code: types.CodeType) -> set[str]:
     inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    texts = {each for each in code.co_consts if isinstance(each, str)}
-    return texts.union(code.co_names, *map(_words_in, inner))
+    return set(code.co_names).union(*map(_names_in, inner))
 
 
 def _settings_of(value: Any) -> Mapping[Any, Any]:
