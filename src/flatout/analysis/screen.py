@@ -49,8 +49,8 @@ CREDIT_REPLICATES = (4, 12)
 CREDIT_WIDTH = math.log(1.02)
 """Half of the interval from which a technique's own effect is known well enough."""
 SCREEN_UNTIL, LAST_UNTIL, AGAIN_UNTIL = 0.5, 0.75, 0.85
-"""Shares of the time at which the first techniques, those that come last, and those that are asked
-about again have had theirs; what is left measures each technique's own effect within the best
+"""Shares of the time at which the first techniques, those that come last, and those that are tested
+again have had theirs; what is left measures each technique's own effect within the best
 recipe."""
 MOST_CELLS = 4096
 """Recipes that are looked through for the best one; with more techniques each is judged alone."""
@@ -374,7 +374,7 @@ class ScreenPlan:
     Each technique is first on alone, which pays its start-up and shows whether it works. Then come
     replicates of the design, in which those whose interval is settled leave it. Those that come
     last follow on top of what the others settled. What saved next to nothing of the first steps is
-    asked about again where it would be more of the shorter ones. At the end the best recipe takes
+    tested again where it may be more of the shorter ones. At the end the best recipe takes
     turns with itself less one technique: each one's own effect within it.
     """
 
@@ -446,7 +446,7 @@ class ScreenPlan:
                 self._again, self._again_from = self._larger_now(blocks), len(blocks)
                 self.open += self._again
         elif self.stage == "again":
-            # Of these blocks alone: their share of the step is another than it was.
+            # From these blocks alone: the share of the step differs from what it was before.
             own = blocks[self._again_from :]
             if self._screened(own, self._again, is_late=used_share >= AGAIN_UNTIL):
                 self.stage, self.rounds, self.credit_from = "credit", 0, len(blocks)

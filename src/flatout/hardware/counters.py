@@ -225,7 +225,7 @@ def readings_of(
 ) -> GpuReadings:
     """Return the readings over the samples of one window.
 
-    Where it is told when the window began, means that look back to before it do not count.
+    Given when the window began, means over a time before it do not count.
 
     >>> twice = [CounterSample(at_s=t, values={"util_share": u}) for t, u in [(1, 0.5), (2, 1)]]
     >>> readings_of(twice).util_share
