@@ -40,7 +40,7 @@ def test_a_driver_that_breaks_in_the_thread_ends_the_readings_and_nothing_else()
             self.calls += 1
             if self.calls > 3:
                 raise OSError("the driver was unloaded")
-            return CounterSample(at_s=time.perf_counter(), values={"util_share": 1.0})
+            return CounterSample(at_s=time.perf_counter(), values={"clock_mhz": 1980.0})
 
         def close(self):
             pass
@@ -51,7 +51,7 @@ def test_a_driver_that_breaks_in_the_thread_ends_the_readings_and_nothing_else()
         time.sleep(0.2)
     found = sampler.readings("", began, time.perf_counter())
 
-    assert (found.samples, found.util_share) == (2, 1.0)
+    assert (found.samples, found.clock_mhz) == (2, 1980.0)
     assert found.missing["later samples"] == "OSError: the driver was unloaded"
 
 
