@@ -44,6 +44,7 @@ for step in range(steps):
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 def test_a_real_training_of_few_steps_is_found(tmp_path):
     finding = findings_of(tmp_path, SCRIPT, "--steps", "60")["compile_cost"]
 

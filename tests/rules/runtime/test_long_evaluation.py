@@ -54,6 +54,7 @@ for epoch in range(10_000):
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 def test_a_real_training_that_mostly_evaluates_is_told_so(tmp_path):
     found = findings_of(tmp_path, SCRIPT.format(held_out=32_000))
 
