@@ -155,6 +155,14 @@ def test_rollouts_between_the_measured_steps_are_told_where_they_take_much_of_th
     ) in profile.notes
 
 
+def test_what_an_evaluation_loads_and_computes_around_its_calls_is_part_of_it():
+    found = with_evaluations(0.4, at=(6,))
+    found.segments[6].seconds[DATA_WAIT] = 2.0
+    found.segments[6].seconds[OTHER] += 0.4
+
+    assert summarise(found, machine()).eval_share == pytest.approx(2.8 / 4.0)
+
+
 def test_evaluations_after_the_first_measured_step_are_no_warm_up():
     profile = summarise(with_evaluations(2.8, at=(6, 9)), machine())
 

@@ -20,7 +20,7 @@ from flatout.analysis.trace import of_steps
 from flatout.records.json_records import from_plain
 from flatout.records.machine import Machine
 from flatout.records.messages import words
-from flatout.records.phase_clock import EVAL, NAMES
+from flatout.records.phase_clock import EVAL, NAMES, SAVE
 from flatout.records.profile import (
     MAX_STEPS_KEPT,
     PHASES,
@@ -104,7 +104,7 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
         backwards_per_step=_mean([s.backwards for s in window.sampled]),
         samples_per_step=samples,
         eval_ms=_eval_ms(window, phases),
-        eval_share=_eval_share(window),
+        eval_share=_eval_share(window, start_ms / 1e3),
         epoch_start_ms=start_ms,
         epoch_steps=epoch_steps,
         cpu_threads=int(result.environment.get("threads", 0)),
@@ -116,7 +116,7 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
         loaders=tuple(_loader(item, window) for item in result.loaders),
         models=tuple(_model(item, n, window) for n, item in enumerate(result.models)),
         optimizers=result.optimizers,
-        notes=tuple(_notes(result, window, busy)),
+        notes=tuple(_notes(result, window, busy, start_ms / 1e3)),
         environment=result.environment,
         steps_ms=_steps_ms(window),
         trace=_trace(result, window),
@@ -283,13 +283,15 @@ def _epoch_steps(result: TrialResult, window: Window) -> int | None:
     return max(1, int(lengths[0] / batches))
 
 
-def _notes(result: TrialResult, window: Window, busy: float | None) -> list[str]:
+def _notes(
+    result: TrialResult, window: Window, busy: float | None, epoch_start_s: float
+) -> list[str]:
     notes: list[str] = []
     if not window.is_warm:
         notes.append(words("note.not_steady"))
     if not window.are_clean:
         notes.append(words("note.unclean"))
-    left_share = _eval_share(window)
+    left_share = _eval_share(window, epoch_start_s)
     if left_share >= TELLING_SHARE:
         run_s = sum(step.wall_s for step in window.steps)
         left, run = format_ms(1e3 * left_share * run_s), format_ms(1e3 * run_s)
@@ -311,10 +313,21 @@ def _draws_batches(window: Window) -> bool:
     return any(step.batches for step in window.sampled)
 
 
-def _eval_share(window: Window) -> float:
-    """Return the part of the run that evaluations took in steps that do not count."""
+def _eval_share(window: Window, epoch_start_s: float) -> float:
+    """Return the part of the run that evaluations took in steps that do not count.
+
+    An evaluation is more than its calls of the model: it is what its step takes longer than an
+    ordinary one, without saving and the start of the next epoch.
+    """
     measured = {id(step) for step in window.measured}
-    left_s = sum(step.seconds[EVAL] for step in window.steps if id(step) not in measured)
+    usual_s = epoch_start_s + statistics.median([step.wall_s for step in window.measured] or [0.0])
+    left_s = 0.0
+    for number, step in enumerate(window.steps):
+        calls_s = step.seconds[EVAL]
+        if calls_s and id(step) not in measured:
+            # The first step is longer for many reasons.
+            whole_s = step.wall_s - step.seconds[SAVE] - usual_s if number else 0.0
+            left_s += max(calls_s, whole_s)
     run_s = sum(step.wall_s for step in window.steps)
     return left_s / run_s if run_s else 0.0
 
