@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.analysis.stream_changes import BUCKETS, BUCKETS_ASSUMED
+from flatout.analysis.stream_changes import BUCKETS, BUCKETS_ASSUMED, with_buckets
 from flatout.hardware.catalogue import CATALOGUE
 from flatout.records.errors import UserError
 from flatout.records.plan import NumberSource
@@ -102,7 +102,8 @@ def test_a_script_that_spreads_itself_has_its_batch_on_every_rank_of_every_host(
 
     def trace(request):
         asked.add((request.ranks, request.hosts))
-        return replace(toy_stream(request.batch or 16), spreads_itself=spreads_itself)
+        stream = with_buckets(toy_stream(request.batch or 16))
+        return replace(stream, spreads_itself=spreads_itself)
 
     monkeypatch.setattr(verb, "open_tracer", lambda *_: nullcontext(trace))
 
@@ -111,9 +112,22 @@ def test_a_script_that_spreads_itself_has_its_batch_on_every_rank_of_every_host(
     assert asked == {(4 * gpus, 4)}
     assert found.plan.advice.batch == global_batch
     assert "nccl" in found.plan.components
+    assert any(a.operator == BUCKETS for a in found.stream.allocations)
+
+
+def test_shards_are_not_taken_for_the_whole_model(monkeypatch):
+    def trace(request):
+        return replace(toy_stream(request.batch or 16), spreads_itself=True)
+
+    monkeypatch.setattr(verb, "open_tracer", lambda *_: nullcontext(trace))
+
+    found = plan("train.py", (), PlanOptions(gpu="513MiB", gpus=8)).plan
+
+    assert (found.parallel, found.advice) == ((), None)
+    assert any("other ways to spread it cannot be compared" in note for note in found.notes)
+    assert not any("zero" in name for rung in found.ladder for name in rung.choices)
     # FSDP's shards are no buckets, and stay as they were traced.
-    assert (BUCKETS_ASSUMED in found.plan.notes) is not spreads_itself
-    assert any(a.operator == BUCKETS for a in found.stream.allocations) is not spreads_itself
+    assert BUCKETS_ASSUMED not in found.notes
 
 
 def test_the_trace_of_a_technique_takes_no_minutes(monkeypatch):

@@ -161,6 +161,14 @@ def with_buckets(stream: MemoryStream) -> MemoryStream:
     return draft.build(BUCKETS_ASSUMED)
 
 
+def holds_shards(stream: MemoryStream) -> bool:
+    """Return whether the script keeps a part of its model on each rank: it reduces no buckets.
+
+    What was traced is then one rank's part, from which the whole model cannot be said.
+    """
+    return stream.spreads_itself and not any(a.operator == BUCKETS for a in stream.allocations)
+
+
 def second_copies(stream: MemoryStream) -> list[int]:
     """Return the buckets that hold gradients once more, which ZeRO does without from stage 2 on.
 

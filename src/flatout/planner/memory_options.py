@@ -73,6 +73,7 @@ def _sharding(ground: DeviceModel) -> list[TracedOption]:
             change=partial(transforms.sharded, stage=stage, shards=ground.gpus),
             cost=partial(_sharding_cost, stage=stage),
             why=f"{words[stage]} over {ground.gpus} GPUs; traffic that nothing hides is assumed",
+            helps=lambda stream, _: not transforms.holds_shards(stream),
             group="sharding",
         )
         for stage in (1, 2, 3)

@@ -147,6 +147,12 @@ def _with_ways(found: Plan, setup: Setup, target: str, options: PlanOptions) -> 
     if setup.at is None or batch is None:
         note = "ways to spread it over GPUs cannot be compared without a batch that can be changed"
         return replace(found, notes=(*found.notes, note))
+    if transforms.holds_shards(setup.stream):
+        note = (
+            "the script spreads its model over the ranks itself: this is the plan of its first "
+            "rank, and other ways to spread it cannot be compared"
+        )
+        return replace(found, notes=(*found.notes, note))
     training = Training(
         at=setup.at,
         batch=batch * ground.ranks if setup.stream.spreads_itself else batch,
