@@ -37,6 +37,7 @@ from flatout.analysis.steps import Step, groups_of, steps_of
 from flatout.hardware.load import LoadReading, load_meter, process_tree
 from flatout.records.files import plain
 from flatout.records.json_records import to_plain
+from flatout.records.machine import GPU_VARIABLES, HIDES_ALL
 from flatout.records.phase_clock import OTHER, Clock
 from flatout.records.profile import ModelFacts, OptimizerFacts, PeakBytes
 from flatout.records.readings import CompileFacts
@@ -173,7 +174,17 @@ def environment_facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
         "fp32_matmul": _fp32_matmul(),
+        "gpu_barred_by": _gpu_barred_by(),
     }
+
+
+def _gpu_barred_by() -> str:
+    """Return what in the script keeps this process from a GPU: `fork`, a variable, or nothing."""
+    import torch
+
+    if torch.cuda._is_in_bad_fork():
+        return "fork"
+    return next((name for name in GPU_VARIABLES if os.environ.get(name) in HIDES_ALL), "")
 
 
 def _unused(root: Any) -> dict[str, int]:

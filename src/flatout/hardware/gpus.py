@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.hardware.limits import ROOT, read_text
+from flatout.records.machine import GPU_VARIABLES
 
 PCI_VENDORS = frozenset({"0x10de", "0x1002"})
 """NVIDIA and AMD."""
@@ -77,7 +78,7 @@ def visible(gpus: Sequence[Gpu], variables: Mapping[str, str] | None = None) -> 
     ()
     """
     environment = os.environ if variables is None else variables
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+    for name in GPU_VARIABLES:
         if name in environment:
             return _as_instances(_chosen(gpus, environment[name]))
     return _as_instances(gpus)

@@ -24,18 +24,26 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     if share < MIN_SHARE or compute_ms < MIN_COMPUTE_MS:
         return None
     device = machine.devices[0]
+    # None where flatout was started, where the GPU was seen: the script has set it.
+    barred_by = str(profile.environment.get("gpu_barred_by", ""))
+    cause = "fork" if barred_by == "fork" else "variable" if barred_by else "place"
     return Finding(
         code="unused_gpu",
         share=share,
         is_bound=True,
         because=words(
-            "finding.unused_gpu.because",
+            f"finding.unused_gpu.because_{cause}",
             compute=format_ms(compute_ms),
             step=format_ms(profile.step_ms.median),
             share=format_share(share),
             n=str(profile.step_ms.n),
             device=device.name,
+            variable=barred_by,
         ),
-        next=words("finding.unused_gpu.next", device=NAMES.get(device.kind, device.kind)),
+        next=words(
+            f"finding.unused_gpu.next_{cause}",
+            device=NAMES.get(device.kind, device.kind),
+            variable=barred_by,
+        ),
         evidence={"compute_ms": compute_ms, "step_ms": profile.step_ms.median},
     )
