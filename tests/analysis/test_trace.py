@@ -160,6 +160,12 @@ def test_communication_is_exposed_where_nothing_else_runs():
     [
         ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nn", True),
         ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1", True),
+        (
+            "sm90_xmma_wgrad_indexed_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x64",
+            True,
+        ),
+        ("sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize256x64x32", True),
+        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nhwckrsc_nchw_tilesize128x64", False),
         ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", True),
         ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma", False),
         ("ampere_sgemm_128x64_nn", False),

@@ -232,6 +232,18 @@ def addressable_ms(
     return whole_ms * sum(share for cause, share in known.items() if cause in causes) / total
 
 
+def full_fp32_ms(profile: Profile) -> float | None:
+    """Return what products outside the tensor cores take of a step; None without kernels' times.
+
+    On a device with tensor cores these are the products in full fp32.
+    """
+    trace = profile.trace
+    if trace is None or trace.product_share is None or trace.tensor_core_share is None:
+        return None
+    share = max(0.0, trace.product_share - trace.tensor_core_share)
+    return share * profile.device_busy_share * profile.step_ms.median
+
+
 def idle_share(profile: Profile) -> float:
     """Return the share of the time in which the device had nothing to do, as far as is known.
 

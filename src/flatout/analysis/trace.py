@@ -102,13 +102,17 @@ TENSOR_CORE = (
     "tensorop",
     "xmma_gemm",
     "xmma_implicit_gemm",
+    "xmma_fprop",
+    "xmma_dgrad",
+    "xmma_wgrad",
     "xmma_sparse",
     "xmma_warp_specialized",
     "flash_fwd",
     "flash_bwd",
 )
 """Parts of the names of kernels that use tensor cores: the list of PyTorch's TensorBoard plugin
-(`tb_plugin/torch_tb_profiler/profiler/tensor_core.py`), cuBLAS's and attention's newer names."""
+(`tb_plugin/torch_tb_profiler/profiler/tensor_core.py`), cuBLAS's, cuDNN's and attention's newer
+names."""
 NOT_TENSOR_CORE = ("ffma", "f32f32_f32f32_f32_", "simt")
 """Kernels of the same families that multiply in fp32 without tensor cores."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from flatout.agent.tf32 import MIN_CAPABILITY, allows
-from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms, full_fp32_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -55,10 +55,12 @@ At the start of the script:
         """Expect forward and backward to shrink by its prior, where there is TF32."""
         if not has_tf32(profile, machine):
             return Effect(why="this device has no TF32: nothing gets faster")
-        compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
+        products_ms = full_fp32_ms(profile)
+        if products_ms is None:
+            products_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
-            step_ms=-compute_ms * (1 - 1 / prior_for(self, profile).speedup),
-            why=f"fp32 products in {compute_ms:.1f} ms of forward and backward",
+            step_ms=-products_ms * (1 - 1 / prior_for(self, profile).speedup),
+            why=f"fp32 products in {products_ms:.1f} ms of forward and backward",
         )
 
     def model(self, root: Any) -> Any:
