@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flatout.analysis.profile import summarise, with_kernels_of
-from flatout.records.phase_clock import DATA_WAIT, EVAL, FORWARD, OTHER
+from flatout.records.phase_clock import DATA_WAIT, EVAL, FORWARD, OTHER, SAVE
 from flatout.records.technique import Numerics
 from flatout.records.trial_result import LoaderSeen
 from flatout.techniques.compile.torch_compile import TorchCompile
@@ -168,6 +168,30 @@ def test_evaluations_after_the_first_measured_step_are_no_warm_up():
 
     assert profile.warmup_steps == 3
     assert profile.warmup_ms == pytest.approx(100.0)
+
+
+def with_rare_work(phase, at=(5, 7, 9), seconds=0.9):
+    found = result()
+    for number in at:
+        found.segments[number].seconds[phase] += seconds
+    return summarise(found, machine())
+
+
+@pytest.mark.parametrize(("phase", "saving"), [(OTHER, 0.0), (SAVE, 1.0)])
+def test_what_some_steps_do_outside_the_others_is_told_apart(phase, saving):
+    profile = with_rare_work(phase)
+
+    assert profile.step_ms.median == pytest.approx(100.0)
+    assert (profile.rare.steps, profile.rare.saving_share) == (3, pytest.approx(saving))
+    assert profile.rare.ms == pytest.approx(900.0)
+    assert profile.rare.share == pytest.approx(2.7 / (2.7 + 0.1 * profile.rare.of_steps))
+
+
+def test_slow_batches_rare_forwards_and_a_single_step_are_no_rare_work():
+    assert with_rare_work(DATA_WAIT).rare is None
+    assert with_rare_work(FORWARD).rare is None
+    assert with_rare_work(OTHER, at=(7,)).rare is None
+    assert with_rare_work(OTHER, seconds=0.15).rare is None
 
 
 @pytest.mark.parametrize(("asked", "had", "fetch_ms"), [(2, 0, 100.0), (0, 2, 0.0)])

@@ -14,7 +14,7 @@ from flatout.analysis.regime import best_case, data_share, held_to_phases, with_
 from flatout.records import catalogue
 from flatout.records.journey import TRAINING, WORKERS, Journey, Pipeline, Stage
 from flatout.records.messages import LANGUAGES, messages
-from flatout.records.profile import PHASES, Ceilings, Spread, most_times
+from flatout.records.profile import PHASES, Ceilings, RareWork, Spread, most_times
 from flatout.records.readings import (
     CompileFacts,
     IdleSplit,
@@ -56,6 +56,18 @@ def section(facts, name):
     """Return every cell of a section's tables, row by row."""
     (found,) = (part for part in details(facts) if part.name == name)
     return [tuple(map(ENGLISH.text, row)) for block in found.tables for row in block.rows]
+
+
+@st.composite
+def rare_work(draw):
+    steps = draw(st.integers(3, 50))
+    return RareWork(
+        share=draw(SHARES),
+        ms=draw(TIMES),
+        steps=steps,
+        of_steps=steps * draw(st.integers(1, 9)),
+        saving_share=draw(SHARES),
+    )
 
 
 @st.composite
@@ -109,6 +121,7 @@ def profiles(draw):
         loaders=(loader(num_workers=workers),) if has_loader else (),
         models=(model(eval_graph_calls=draw(st.integers(0, 3))),),
         eval_share=draw(SHARES),
+        rare=draw(st.none() | rare_work()),
         optimizers=(optimizer(),),
         eval_ms=0.0,
         syncs=(SyncPoint(line="a.py:1", what="item", per_step=1, ms_per_step=draw(TIMES)),),
@@ -257,7 +270,7 @@ def test_the_headline_says_what_the_findings_and_ceilings_say(facts):
         assert gain == pytest.approx(most_times(wait), rel=0.06)
     if "data keeps up" in line:
         assert wait < 0.1 or facts.share("h2d") > wait
-    if "outside model, optimizer and loader" in line:
+    if "of each step is spent outside model" in line:
         assert facts.share("other") > facts.share("forward", "backward", "optimizer")
     assert format_ratio(gain) in line or "waits for data" not in line
 

@@ -10,7 +10,7 @@ from flatout import rules
 from flatout.records import catalogue
 from flatout.records.catalogue import module_names
 from flatout.records.memory import TensorAtPeak
-from flatout.records.profile import Regime
+from flatout.records.profile import RareWork, Regime
 from flatout.records.readings import CompileFacts, GpuReadings, Limits
 from flatout.records.units import GIB, MIB
 from flatout.rules.runtime import data_wait
@@ -25,6 +25,7 @@ EVERYTHING = profile(
     phases_ms={"data_wait": 50.0, "optimizer": 30.0, "other": 20.0},
     eval_ms=10.0,
     eval_share=0.5,
+    rare=RareWork(share=0.4, ms=90.0, steps=4, of_steps=20, saving_share=0.0),
     limits=Limits(least_step_ms=190.0, gemm_dtype="float32"),
     gpu=GpuReadings(
         other_processes=1,

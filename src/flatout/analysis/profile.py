@@ -1,5 +1,6 @@
 """From what a training process wrote to a Profile. Pure; runs in the parent."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from flatout.analysis.trace import of_steps
 from flatout.records.json_records import from_plain
 from flatout.records.machine import Machine
 from flatout.records.messages import words
-from flatout.records.phase_clock import EVAL, NAMES, SAVE
+from flatout.records.phase_clock import EVAL, NAMES, OTHER, SAVE
 from flatout.records.profile import (
     MAX_STEPS_KEPT,
     PHASES,
@@ -28,6 +29,7 @@ from flatout.records.profile import (
     LoaderFacts,
     ModelFacts,
     Profile,
+    RareWork,
     Spread,
     most_times,
 )
@@ -42,6 +44,12 @@ showed 0.69, 1.88 and 0.49 % of steps of 18, 1.8 and 83 ms (the records `overhea
 `overhead`) where the loop says 0.034, 0.080 and 0.034 %: 20, 23 and 15 times."""
 MAX_LOSSES = 1_000
 """Losses kept in a profile; a plot needs no more."""
+RARE_TIMES, RARE_S = 2.0, 0.01
+"""By how many usual steps, and by how many seconds, a step with rare work is longer at least: less
+is what a busy machine does to a step."""
+MIN_RARE = 3
+OF_ITS_OWN = 0.8
+"""Part of that which must lie outside loading, model and optimizer."""
 TELLING_SHARE = 0.1
 """From a tenth of a run on, what is left out of its steps may be what is worth looking at."""
 
@@ -105,6 +113,7 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
         samples_per_step=samples,
         eval_ms=_eval_ms(window, phases),
         eval_share=_eval_share(window, start_ms / 1e3),
+        rare=_rare_work(window),
         epoch_start_ms=start_ms,
         epoch_steps=epoch_steps,
         cpu_threads=int(result.environment.get("threads", 0)),
@@ -330,6 +339,38 @@ def _eval_share(window: Window, epoch_start_s: float) -> float:
             left_s += max(calls_s, whole_s)
     run_s = sum(step.wall_s for step in window.steps)
     return left_s / run_s if run_s else 0.0
+
+
+def _rare_work(window: Window) -> RareWork | None:
+    """Return what some steps do outside loading, model and optimizer, which the others do not.
+
+    Evaluations have a number of their own. Of steps that were not looked into only the length is
+    known: those that were say whether such steps are longer for work of the loop.
+    """
+    first = window.measured[0] if window.measured else None
+    after = [*itertools.dropwhile(lambda step: step is not first, window.steps)]
+    if not after:
+        return None
+    usual_s = statistics.median(step.wall_s for step in window.measured)
+    usual_other_s = statistics.median(step.seconds[OTHER] for step in window.sampled)
+    least_s = max(RARE_S, RARE_TIMES * usual_s)
+    rare = [s for s in after if s.wall_s - usual_s > least_s and not s.seconds[EVAL]]
+    seen = [step for step in rare if step.is_sampled or step.seconds[SAVE]]
+    own_s = sum(step.seconds[OTHER] + step.seconds[SAVE] - usual_other_s for step in seen)
+    if (
+        len(rare) < MIN_RARE
+        or not seen
+        or own_s < OF_ITS_OWN * sum(s.wall_s - usual_s for s in seen)
+    ):
+        return None
+    extra_s = [step.wall_s - usual_s for step in rare]
+    return RareWork(
+        share=sum(extra_s) / sum(step.wall_s for step in after),
+        ms=1e3 * statistics.fmean(extra_s),
+        steps=len(rare),
+        of_steps=len(after),
+        saving_share=sum(step.seconds[SAVE] for step in rare) / sum(extra_s),
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

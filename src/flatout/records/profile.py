@@ -231,6 +231,27 @@ class OptimizerFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RareWork:
+    """What the script does in some steps only: plotting, printing, saving. Medians hide it."""
+
+    share: float
+    """Of the time of all steps after the warm-up."""
+    ms: float
+    """By how much such a step is longer than others, in the mean."""
+    steps: int
+    """How many of them were seen."""
+    of_steps: int
+    """Among how many."""
+    saving_share: float
+    """Part of it in torch's functions that save."""
+
+    @property
+    def ms_per_step(self) -> float:
+        """What it adds to each step in the mean."""
+        return self.ms * self.steps / self.of_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Medians over the measured steps of one run."""
 
@@ -264,6 +285,8 @@ class Profile:
     that are never trained, such as a teacher, are not told apart."""
     eval_share: float = 0.0
     """Share of the run seen that evaluations took in steps which are left out for that."""
+    rare: RareWork | None = None
+    """None where no step does much more than the others, or too few were seen."""
     epoch_start_ms: float = 0.0
     """What starting the training loader's iterator costs beyond an ordinary wait, once an epoch;
     0 when no second epoch was seen."""
@@ -343,6 +366,11 @@ class Profile:
         """The median step with its part of the epoch's start: what recipes are compared by."""
         per_step_ms = self.epoch_start_ms / self.epoch_steps if self.epoch_steps else 0.0
         return self.step_ms.median + per_step_ms
+
+    @property
+    def beside_steps_share(self) -> float:
+        """Share of the run in evaluations and in rare work, which no technique is judged by."""
+        return min(1.0, self.eval_share + (self.rare.share if self.rare else 0.0))
 
     @property
     def training_loaders(self) -> tuple[LoaderFacts, ...]:

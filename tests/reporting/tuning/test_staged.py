@@ -4,10 +4,11 @@ from xml.etree import ElementTree
 import pytest
 
 from flatout.records.ablation import StagedRow, TrainingLength, ablation_from_json, staged_row
+from flatout.records.profile import RareWork
 from flatout.reporting.terminal import render_ablation
 from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
 from flatout.reporting.tuning.speedup_chart import staged_svg
-from flatout.reporting.tuning.staged import Article, columns_of
+from flatout.reporting.tuning.staged import Article, columns_of, training_s
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -116,6 +117,31 @@ def test_without_a_known_length_the_minutes_are_those_of_a_million_samples(stage
     assert "attempts" not in report
     rate = staged.stages[0].samples_per_s
     assert f" {1e6 / rate / 60:.0f} " in report
+
+
+def with_rare_work(ablation):
+    rare = RareWork(share=0.2, ms=900.0, steps=2, of_steps=18, saving_share=0.0)
+    return replace(ablation, baseline=replace(ablation.baseline, rare=rare))
+
+
+def test_work_of_some_steps_is_in_the_minutes_and_gets_no_faster(staged):
+    known = with_rare_work(staged)
+
+    for stage in staged.stages:
+        # 100 ms for each of 2,200 steps.
+        assert training_s(known, stage) == pytest.approx(training_s(staged, stage) + 220)
+
+
+def test_what_the_whole_run_gains_is_said_where_other_work_is_a_part_of_it(staged):
+    assert "evaluation or work of some steps" not in render_ablation(staged)
+
+    known = with_rare_work(staged)
+    whole = 1 / (0.2 + 0.8 / staged.confirmation.ratio)
+    report = " ".join(render_ablation(known).split())
+
+    assert "20 % of the run seen is evaluation or work of some steps only" in report
+    assert f"the whole run is {whole:.2f}x as fast" in report
+    assert len(render_ablation(known).splitlines()) <= 25
 
 
 def test_a_gpu_is_shown_by_its_gpu_util_and_a_cpu_by_its_busy_share(staged):

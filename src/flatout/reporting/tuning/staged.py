@@ -103,12 +103,16 @@ def _alone(stage: StagedRow) -> Text:
 
 
 def training_s(ablation: Ablation, stage: StagedRow) -> float | None:
-    """Return the seconds of the whole training, or of a million samples."""
+    """Return the seconds of the whole training, or of a million samples; without evaluations."""
     if not stage.samples_per_s:
         return None
-    training = ablation.training
-    samples = training.samples(ablation.baseline) if training else MILLION
-    return samples / stage.samples_per_s
+    training, baseline = ablation.training, ablation.baseline
+    samples = training.samples(baseline) if training else MILLION
+    seconds = samples / stage.samples_per_s
+    if baseline.rare and baseline.samples_per_step:
+        # No technique makes less of it.
+        seconds += samples / baseline.samples_per_step * baseline.rare.ms_per_step / 1e3
+    return seconds
 
 
 def count(value: float) -> str:

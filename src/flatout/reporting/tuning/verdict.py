@@ -30,6 +30,7 @@ from flatout.records.units import (
     format_duration,
     format_interval,
     format_rate,
+    format_ratio,
     format_share,
 )
 from flatout.reporting.profile.sentences import (
@@ -69,6 +70,10 @@ class ResultPlace:
 
 HERE = ResultPlace()
 """The default folder, below the one the user is in."""
+
+
+MIN_BESIDE = 0.1
+"""Of the run in what no technique is judged by, from which on its gain as a whole is said."""
 
 
 def headline(ablation: Ablation) -> Sentence:
@@ -209,6 +214,11 @@ def notes(ablation: Ablation) -> Iterator[Sentence]:
 
 def limits(ablation: Ablation) -> Iterator[Sentence]:
     """Yield what limits the training now: the data of a recipe, or what a baseline could gain."""
+    beside, pair = ablation.baseline.beside_steps_share, ablation.confirmation
+    if beside >= MIN_BESIDE and pair is not None and ablation.recipe.choices:
+        whole = 1 / (beside + (1 - beside) / pair.ratio)
+        share = format_share(beside)
+        yield words("tuning.beside_steps", share=share, ratio=format_ratio(whole))
     if ablation.feeding is not None:
         # A recipe that was faster refutes the claim that this one is fed: only one of them is said.
         faster = [*_faster_ones(ablation, ablation.feeding)]
