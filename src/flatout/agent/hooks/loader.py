@@ -377,9 +377,13 @@ class _Iteration:
             if get_ident() != session.thread:
                 return draw(iterator)
             if sampler.skips_left and STARTED not in iterator.__dict__:
+                began = session.clock.now()
                 signs[1] = 1
                 try:
                     batch = draw(iterator)
+                except StopIteration:
+                    self.saw_end(iterator, session.clock.now() - began)
+                    raise
                 finally:
                     signs[1] = 0
                 sampler.drawn += 1  # counted when the next step is sampled
