@@ -56,8 +56,16 @@ def test_batches_of_odd_kinds_are_counted(how, samples):
 def test_both_loaders_that_feed_a_step_are_seen():
     profile = profile_of("odd_batches.py two_loaders")
 
-    assert {loader.batch_size for loader in profile.loaders} == {6, 12}
+    assert {loader.batch_size for loader in profile.training_loaders} == {6, 12}
     assert profile.batches_per_step == 2
+
+
+@pytest.mark.parametrize("most", ["", "3", "1"])
+def test_a_loader_of_an_evaluation_before_the_batch_is_used_feeds_no_step(most):
+    profile = profile_of(f"evaluates_first.py {most}")
+
+    assert [loader.batch_size for loader in profile.training_loaders] == [6]
+    assert profile.epoch_steps == 8
 
 
 def test_list_of_images_counts_images_rather_than_channels():

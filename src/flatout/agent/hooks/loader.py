@@ -410,7 +410,9 @@ class _Iteration:
 
     def saw_end(self, iterator: Any, took_s: float) -> None:
         """Note what the end of an epoch took."""
-        seen = self.session.loaders.get(iterator.__dict__.get(ADDRESS, ""))
+        address = iterator.__dict__.get(ADDRESS, "")
+        self.session.drawn.pop(address, None)
+        seen = self.session.loaders.get(address)
         if seen is None:
             return
         seen.ends_s.append(took_s)
@@ -460,6 +462,8 @@ class _Iteration:
         segment.samples += size
         if session.sampler.skips_left:
             session.sampler.change_loader(seen, size)
+        else:
+            session.drawn[address] = session.drawn.get(address, 0) + 1
         session.last_size = size
         session.last_loader = address
         if seen is not None:
