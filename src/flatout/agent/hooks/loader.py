@@ -24,6 +24,7 @@ from flatout.agent.samples import (
     tensor_bytes,
 )
 from flatout.agent.session import Session
+from flatout.agent.untouched import streams_kept
 from flatout.agent.worker_start import note_start
 from flatout.records import phase_clock as phases
 from flatout.records.technique import Technique, hook_points_of
@@ -275,7 +276,9 @@ class _Construction:
     def _note_facts(
         self, loader: Any, asked: Mapping[str, Any], address: str, facts: Mapping[str, Any]
     ) -> None:
-        self.session.loaders[address] = LoaderSeen(address, {**_facts(loader, asked), **facts})
+        with streams_kept():  # some samplers draw their batches to tell how many there are
+            known = _facts(loader, asked)
+        self.session.loaders[address] = LoaderSeen(address, {**known, **facts})
 
 
 def _asked(
