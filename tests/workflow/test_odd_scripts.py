@@ -68,6 +68,14 @@ def test_a_loader_of_an_evaluation_before_the_batch_is_used_feeds_no_step(most):
     assert profile.epoch_steps == 8
 
 
+def test_a_step_that_raises_is_none_and_those_after_it_are_seen():
+    trial = trial_of("raising_step.py", steps=20)
+
+    assert trial.outcome is Outcome.OK, trial.message
+    assert len(trial.profile.losses) >= 20
+    assert trial.profile.backwards_per_step == 1
+
+
 def test_list_of_images_counts_images_rather_than_channels():
     profile = profile_of("odd_batches.py images")
 
