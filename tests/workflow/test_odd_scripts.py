@@ -97,6 +97,13 @@ def test_a_closure_that_goes_backward_twice_adds_both_terms():
     assert profile.losses[0] == 1.0 + 4.0
 
 
+def test_a_trial_ends_whatever_the_script_has_for_stdout():
+    trial = trial_of("own_stdout.py", steps=20)
+
+    assert trial.outcome is Outcome.OK, trial.message
+    assert trial.details["exit_code"] == 0
+
+
 def test_calls_are_counted_for_each_root():
     profile = profile_of("gan.py")
 
