@@ -12,7 +12,7 @@ from flatout.analysis.source.edits import (
     set_argument,
     wrap,
 )
-from flatout.analysis.source.script import Script, is_self_attribute, names_in
+from flatout.analysis.source.script import Script, has_unpacked, is_self_attribute, names_in
 from flatout.analysis.source.training import (
     StepPart,
     copies,
@@ -75,11 +75,17 @@ def _loaders(script: Script, parts: Sequence[StepPart]) -> list[tuple[ast.Call, 
     return found
 
 
+MOST_BY_PLACE = 5
+"""Arguments of a `DataLoader` before its number of workers."""
+
+
 def _loader_edits(
     script: Script, parts: Sequence[StepPart], arguments: Mapping[str, str]
 ) -> list[Edit | None]:
     edits: list[Edit | None] = []
     for call, _loops in _loaders(script, parts):
+        if has_unpacked(call) or len(call.args) > MOST_BY_PLACE:
+            return [None]  # it may be given what is to be added
         written = {keyword.arg for keyword in call.keywords}
         for name, value in arguments.items():
             if name in written:
@@ -110,6 +116,8 @@ def _optimizer_edits(script: Script, form: SourceForm) -> list[Edit | None]:
         if script.called(call).rpartition(".")[2] in form.optimizers
     ]
     used = [call for call in made if id(call) in stepped] or (made if len(made) == 1 else [])
+    if any(map(has_unpacked, used)):
+        return [None]
     return [
         set_argument(script, call, name, value)
         for call in used
