@@ -99,6 +99,16 @@ def test_autocast_is_around_model_and_loss_only(patched):
     )
 
 
+def test_autocast_is_on_the_device_that_a_text_names_when_the_script_runs(patched):
+    chosen = '"cuda" if torch.cuda.is_available() else "cpu"'
+
+    text, _ = patched(
+        Choice(technique="bf16_autocast"), text=SCRIPT.replace('torch.device("cuda")', chosen)
+    )
+
+    assert "with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):" in text
+
+
 def test_the_optimizer_gets_an_argument_on_a_line_of_its_own(patched):
     text, _ = patched(Choice(technique="fused_optimizer"))
 

@@ -12,7 +12,13 @@ from flatout.analysis.source.edits import (
     set_argument,
     wrap,
 )
-from flatout.analysis.source.script import Script, has_unpacked, is_self_attribute, names_in
+from flatout.analysis.source.script import (
+    Script,
+    argument,
+    has_unpacked,
+    is_self_attribute,
+    names_in,
+)
 from flatout.analysis.source.training import (
     StepPart,
     copies,
@@ -177,13 +183,21 @@ def _forward_edits(script: Script, part: StepPart, header: str) -> list[Edit | N
     # What has nothing to do with the loss, as zero_grad has, stays outside at the end.
     while len(body) > 1 and not isinstance(body[-1], ast.Assign | ast.AugAssign):
         body.pop()
-    device = "cuda" if uses_device(script) else "cpu"
+    return wrap(script, body, Template(header).substitute(device=_device_type(script, part)))
+
+
+def _device_type(script: Script, part: StepPart) -> str:
+    """Return an expression for the kind of device that a step runs on."""
     for node in script.nodes(ast.Assign):
         if script.called(node.value) == "torch.device" and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
             if name in names_in(part.node):
-                return wrap(script, body, Template(header).substitute(device=f"{name}.type"))
-    return wrap(script, body, Template(header).substitute(device=f'"{device}"'))
+                return f"{name}.type"
+    for move in copies(script, part.node) if isinstance(part.node, ast.For) else ():
+        device = argument(move, "device", 0)
+        if device is not None and not isinstance(device, ast.Constant):
+            return f"torch.device({script.source(device)}).type"
+    return '"cuda"' if uses_device(script) else '"cpu"'
 
 
 def _block_edits(script: Script, function: str) -> list[Edit | None]:
