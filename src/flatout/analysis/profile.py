@@ -327,7 +327,8 @@ def _evaluated_s(window: Window, epoch_start_s: float) -> tuple[float, float]:
         calls_s = step.seconds[EVAL]
         wall_s = step.wall_s if number else min(step.wall_s, step_s + calls_s)
         run_s += wall_s
-        if calls_s and id(step) not in measured:
+        # A teacher that is called in every step makes no step dirty.
+        if calls_s and step.is_dirty and id(step) not in measured:
             left_s += max(calls_s, wall_s - step.seconds[SAVE] - step_s - epoch_start_s)
     return left_s, run_s
 
