@@ -19,8 +19,8 @@ from benchmarks.structure import (
 MODULES = modules_of(SOURCE)
 LINES = {
     "": 492,
-    "agent": 13_450,
-    "analysis": 6_421,
+    "agent": 13_500,
+    "analysis": 6_449,
     "cli": 2_156,
     "data": 11_376,
     "guard": 1_213,

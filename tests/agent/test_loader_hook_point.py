@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from flatout.agent.hooks import loader as loader_hook
 from flatout.agent.session import Session
@@ -124,3 +124,22 @@ def test_an_iterator_without_a_place_for_notes_is_handed_out_as_it_is(session, k
 
     assert [batch.item() for batch in batches] == [0, 1, 2]
     assert session.segment.loader_starts == 1
+
+
+class Drawing(Sampler):
+    """Draws its batches to tell how many there are, as some samplers by length do."""
+
+    def __iter__(self):
+        return iter(torch.randperm(12).split(4))
+
+    def __len__(self):
+        return len(list(self))
+
+
+def test_a_length_that_draws_random_numbers_leaves_the_script_s_own_where_they_were(session):
+    before = torch.get_rng_state()
+
+    watched(session)(Numbers(), batch_sampler=Drawing())
+
+    assert session.loaders
+    assert torch.equal(torch.get_rng_state(), before)

@@ -163,6 +163,25 @@ def test_what_an_evaluation_loads_and_computes_around_its_calls_is_part_of_it():
     assert summarise(found, machine()).eval_share == pytest.approx(2.8 / 4.0)
 
 
+def test_a_slow_step_of_the_warm_up_that_calls_a_teacher_is_no_evaluation():
+    found = result()
+    for segment in found.segments[:3]:  # by then the models that train are known
+        segment.seconds[EVAL] = 0.05
+    found.segments[1].seconds[FORWARD] += 30.0
+
+    assert summarise(found, machine()).eval_share == 0.0
+
+
+def test_what_is_done_once_before_the_first_step_ends_is_no_part_of_the_run():
+    found = with_evaluations(2.8, at=(6,))
+    found.segments[0].seconds[OTHER] += 60.0
+
+    profile = summarise(found, machine())
+
+    assert profile.eval_share == pytest.approx(2.8 / 4.0)
+    assert any("took 2.80 s of the 4.00 s" in note for note in profile.notes)
+
+
 def test_evaluations_after_the_first_measured_step_are_no_warm_up():
     profile = summarise(with_evaluations(2.8, at=(6, 9)), machine())
 

@@ -56,8 +56,24 @@ def test_batches_of_odd_kinds_are_counted(how, samples):
 def test_both_loaders_that_feed_a_step_are_seen():
     profile = profile_of("odd_batches.py two_loaders")
 
-    assert {loader.batch_size for loader in profile.loaders} == {6, 12}
+    assert {loader.batch_size for loader in profile.training_loaders} == {6, 12}
     assert profile.batches_per_step == 2
+
+
+@pytest.mark.parametrize("most", ["", "3", "1"])
+def test_a_loader_of_an_evaluation_before_the_batch_is_used_feeds_no_step(most):
+    profile = profile_of(f"evaluates_first.py {most}")
+
+    assert [loader.batch_size for loader in profile.training_loaders] == [6]
+    assert profile.epoch_steps == 8
+
+
+def test_a_step_that_raises_is_none_and_those_after_it_are_seen():
+    trial = trial_of("raising_step.py", steps=20)
+
+    assert trial.outcome is Outcome.OK, trial.message
+    assert len(trial.profile.losses) >= 20
+    assert trial.profile.backwards_per_step == 1
 
 
 def test_list_of_images_counts_images_rather_than_channels():
@@ -79,6 +95,13 @@ def test_a_closure_that_goes_backward_twice_adds_both_terms():
 
     assert profile.backwards_per_step == 2
     assert profile.losses[0] == 1.0 + 4.0
+
+
+def test_a_trial_ends_whatever_the_script_has_for_stdout():
+    trial = trial_of("own_stdout.py", steps=20)
+
+    assert trial.outcome is Outcome.OK, trial.message
+    assert trial.details["exit_code"] == 0
 
 
 def test_calls_are_counted_for_each_root():

@@ -63,6 +63,32 @@ def test_loader_arguments_go_to_the_training_loader(patched):
     assert "x.to(device, non_blocking=True), y.to(device, non_blocking=True)" in text
 
 
+@pytest.mark.parametrize(
+    ("written", "as_here"),
+    [
+        ("DataLoader(data, batch_size=8, shuffle=True)", "DataLoader(data, **loader_kwargs)"),
+        (
+            "DataLoader(data, batch_size=8, shuffle=True)",
+            "DataLoader(data, 8, True, None, None, 2)",
+        ),
+        ("lr=1e-3,", "**optimizer_kwargs,"),
+    ],
+)
+def test_a_call_that_may_have_the_argument_already_is_left_as_it_is(patched, written, as_here):
+    script = SCRIPT.replace(written, as_here)
+    workers = {"num_workers": 3, "prefetch_factor": 4}
+
+    text, left_out = patched(
+        Choice(technique="loader_workers", settings=workers)
+        if "loader" in as_here.lower()
+        else Choice(technique="fused_optimizer"),
+        text=script,
+    )
+
+    assert text == script
+    assert len(left_out) == 1
+
+
 def test_autocast_is_around_model_and_loss_only(patched):
     text, _ = patched(Choice(technique="bf16_autocast"))
 
@@ -71,6 +97,16 @@ def test_autocast_is_around_model_and_loss_only(patched):
         "        with torch.autocast(device.type, dtype=torch.bfloat16):\n"
         "            output = model(x)\n            loss = criterion(output, y)\n",
     )
+
+
+def test_autocast_is_on_the_device_that_a_text_names_when_the_script_runs(patched):
+    chosen = '"cuda" if torch.cuda.is_available() else "cpu"'
+
+    text, _ = patched(
+        Choice(technique="bf16_autocast"), text=SCRIPT.replace('torch.device("cuda")', chosen)
+    )
+
+    assert "with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):" in text
 
 
 def test_the_optimizer_gets_an_argument_on_a_line_of_its_own(patched):

@@ -44,6 +44,13 @@ def test_evaluation_and_new_epochs_are_seen_in_skipped_steps():
     assert drawn == pytest.approx(skipping.epoch_steps, rel=0.2)
 
 
+def test_the_ends_of_epochs_are_seen_in_skipped_steps():
+    training, _ = played("plain_loop.py", ANY).profile.loaders
+
+    assert training.epochs_started > 3
+    assert len(training.epoch_samples) == training.epochs_started - 1
+
+
 def test_an_optimizer_that_steps_another_ends_one_skipped_step():
     skipping, sampling = (played("nested_optimizers.py", below_s) for below_s in (ANY, 0.0))
 

@@ -522,8 +522,9 @@ class Recorder:
         """
         self.write(why)
         self.ranks.leave(self.session.beat)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the script's own may have no `flush`
+                stream.flush()
         kill_own_descendants()
         os._exit(0)
 

@@ -67,6 +67,8 @@ class Session:
         self.unscaled: Any = {}
         """The loss that the script scaled, by the scaled one; kept by the step hook point."""
         self.last_loader = ""
+        self.drawn: dict[str, int] = {}
+        """By loader the batches it gave since the last training call, in epochs under way."""
         self.sampler = StepSampler(self, spec.skips_below_s)
         self.model_facts: list[dict[str, Any]] = []
         self.optimizer_facts: list[dict[str, Any]] = []
@@ -232,6 +234,18 @@ class Session:
             if reference() is optimizer:
                 return number
         return -1
+
+    def note_trained_batches(self) -> None:
+        """Mark the loaders that gave a training call its batches.
+
+        Each gave one since the call before. A loader that gave several was evaluated on, between
+        the drawing of a batch and its use, unless there is no other.
+        """
+        drawn = [address for address, count in self.drawn.items() if count == 1]
+        for address in drawn or [self.last_loader]:
+            if address in self.loaders:
+                self.loaders[address].is_training = True
+        self.drawn.clear()
 
     def end_segment(self, who: int) -> None:
         """Close the running segment: an outermost optimizer step, or backward, has ended."""

@@ -85,6 +85,7 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
     device = result.device
     start_ms = epoch_start_ms(result, window)
     whole_s = step_s + (start_ms / 1e3 / epoch_steps if epoch_steps else 0.0)
+    evaluated_s, run_s = _evaluated_s(window, start_ms / 1e3)
     samples = _mean([s.samples for s in window.sampled])
     losses = losses_of(window.steps)
     busy = device.busy_share
@@ -112,7 +113,7 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
         backwards_per_step=_mean([s.backwards for s in window.sampled]),
         samples_per_step=samples,
         eval_ms=_eval_ms(window, phases),
-        eval_share=_eval_share(window, start_ms / 1e3),
+        eval_share=evaluated_s / run_s if run_s else 0.0,
         rare=_rare_work(window),
         epoch_start_ms=start_ms,
         epoch_steps=epoch_steps,
@@ -125,7 +126,7 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
         loaders=tuple(_loader(item, window) for item in result.loaders),
         models=tuple(_model(item, n, window) for n, item in enumerate(result.models)),
         optimizers=result.optimizers,
-        notes=tuple(_notes(result, window, busy, start_ms / 1e3)),
+        notes=tuple(_notes(result, window, busy, (evaluated_s, run_s))),
         environment=result.environment,
         steps_ms=_steps_ms(window),
         trace=_trace(result, window),
@@ -293,17 +294,16 @@ def _epoch_steps(result: TrialResult, window: Window) -> int | None:
 
 
 def _notes(
-    result: TrialResult, window: Window, busy: float | None, epoch_start_s: float
+    result: TrialResult, window: Window, busy: float | None, evaluated_s: tuple[float, float]
 ) -> list[str]:
     notes: list[str] = []
     if not window.is_warm:
         notes.append(words("note.not_steady"))
     if not window.are_clean:
         notes.append(words("note.unclean"))
-    left_share = _eval_share(window, epoch_start_s)
-    if left_share >= TELLING_SHARE:
-        run_s = sum(step.wall_s for step in window.steps)
-        left, run = format_ms(1e3 * left_share * run_s), format_ms(1e3 * run_s)
+    left_s, run_s = evaluated_s
+    if left_s >= TELLING_SHARE * run_s > 0:
+        left, run = format_ms(1e3 * left_s), format_ms(1e3 * run_s)
         notes.append(words("note.left_out", left=left, run=run))
     if not any(seen.is_training for seen in result.loaders):
         notes.append(words("note.foreign_loader" if _draws_batches(window) else "note.no_loader"))
@@ -322,23 +322,24 @@ def _draws_batches(window: Window) -> bool:
     return any(step.batches for step in window.sampled)
 
 
-def _eval_share(window: Window, epoch_start_s: float) -> float:
-    """Return the part of the run that evaluations took in steps that do not count.
+def _evaluated_s(window: Window, epoch_start_s: float) -> tuple[float, float]:
+    """Return the seconds that evaluations took in steps that do not count, and those of the run.
 
     An evaluation is more than its calls of the model: it is what its step takes longer than an
-    ordinary one, without saving and the start of the next epoch.
+    ordinary one, without saving and the start of the next epoch. All that comes before the first
+    step, and is done once in it, is no part of the run: the look is short, the training is long.
     """
     measured = {id(step) for step in window.measured}
-    usual_s = epoch_start_s + statistics.median([step.wall_s for step in window.measured] or [0.0])
-    left_s = 0.0
+    step_s = statistics.median([step.wall_s for step in window.measured] or [0.0])
+    left_s = run_s = 0.0
     for number, step in enumerate(window.steps):
         calls_s = step.seconds[EVAL]
-        if calls_s and id(step) not in measured:
-            # The first step is longer for many reasons.
-            whole_s = step.wall_s - step.seconds[SAVE] - usual_s if number else 0.0
-            left_s += max(calls_s, whole_s)
-    run_s = sum(step.wall_s for step in window.steps)
-    return left_s / run_s if run_s else 0.0
+        wall_s = step.wall_s if number else min(step.wall_s, step_s + calls_s)
+        run_s += wall_s
+        # A teacher that is called in every step makes no step dirty.
+        if calls_s and step.is_dirty and id(step) not in measured:
+            left_s += max(calls_s, wall_s - step.seconds[SAVE] - step_s - epoch_start_s)
+    return left_s, run_s
 
 
 def _rare_work(window: Window) -> RareWork | None:
@@ -354,7 +355,12 @@ def _rare_work(window: Window) -> RareWork | None:
     usual_s = statistics.median(step.wall_s for step in window.measured)
     usual_other_s = statistics.median(step.seconds[OTHER] for step in window.sampled)
     least_s = max(RARE_S, RARE_TIMES * usual_s)
-    rare = [s for s in after if s.wall_s - usual_s > least_s and not s.seconds[EVAL]]
+    # A teacher that is called in every step makes no step dirty.
+    rare = [
+        step
+        for step in after
+        if step.wall_s - usual_s > least_s and not (step.seconds[EVAL] and step.is_dirty)
+    ]
     seen = [step for step in rare if step.is_sampled or step.seconds[SAVE]]
     own_s = sum(step.seconds[OTHER] + step.seconds[SAVE] - usual_other_s for step in seen)
     if (

@@ -46,3 +46,20 @@ def test_the_allocations_are_those_of_the_device_that_was_named(monkeypatch):
 
     assert reset == [1]
     assert stream.total() == 101
+
+
+def test_peaks_are_those_of_phases(monkeypatch):
+    bytes_of = {"all": {"peak": 700}}
+    stats = {"allocation": {"all": {"allocated": 5, "freed": 2}}, "allocated_bytes": bytes_of}
+    stats |= {"reserved_bytes": bytes_of, "num_alloc_retries": 0}
+    stats |= {"inactive_split_bytes": {"all": {"current": 0}}}
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda _: stats, raising=False)
+    stream = CudaStream(0)
+
+    stream.start()
+    for phase in ("other", "forward", "other"):
+        stream.at(AllocationSite(phase))
+
+    assert stream.facts()["peaks"] == {"other": 700, "forward": 700}

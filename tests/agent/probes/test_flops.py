@@ -34,6 +34,8 @@ def counted(kind):
         # The input needs one: two backward. What is computed again does not count.
         ("checkpoint", 3 * LINEAR),
         ("reentrant", 3 * LINEAR),
+        # The slope is one product; it depends on the output alone, so that its own is another.
+        ("penalty", 4 * LINEAR),
         ("conv", 2 * CONVOLUTION),
         # Five products backward for two forward: the scores are computed again.
         ("attention", ATTENTION + 5 * ATTENTION / 2),

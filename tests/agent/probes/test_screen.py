@@ -1,12 +1,17 @@
 """Screens of real small trainings: what is switched when, and what becomes of what fails."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from flatout.agent.probes.screen import OpenBlock, Screening
+from flatout.agent.session import Session
 from flatout.analysis.screen import ScreenBlock
 from flatout.records.json_records import from_plain
 from flatout.records.trial import Outcome
+from flatout.records.trial_spec import TrialSpec
 from tests.support.probed import SCRIPTS, probed
 
 SCRIPT = SCRIPTS / "switched.py"
@@ -149,3 +154,21 @@ def test_ranks_switch_at_the_same_step_and_end_together(tmp_path):
     assert len(logs) == 2
     assert logs[0] == logs[1]
     assert len(logs[0]) > 3
+
+
+@pytest.mark.parametrize("loss", [1.0, float("nan")])
+def test_a_block_s_losses_are_asked_for_whatever_the_script_s_default_device(monkeypatch, loss):
+    empty = torch.empty
+    with torch.device("meta"):
+        assert empty(()).is_meta  # torch looks up once which functions take the default device
+    monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory, **named: empty(*sizes, **named))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda _: None))
+    screening = Screening(Session(TrialSpec()), {"choices": []})
+    screening.device = torch.device("cpu")  # stands for one that is waited for
+    block = OpenBlock((), 1, 1, is_first=True, losses=[torch.tensor(loss)], marks=[None])
+
+    with torch.device("meta"):
+        screening._ask_finite(block)
+
+    assert block.is_finite.item() is (loss == 1.0)

@@ -24,6 +24,7 @@ from flatout.agent.samples import (
     tensor_bytes,
 )
 from flatout.agent.session import Session
+from flatout.agent.untouched import streams_kept
 from flatout.agent.worker_start import note_start
 from flatout.records import phase_clock as phases
 from flatout.records.technique import Technique, hook_points_of
@@ -275,7 +276,9 @@ class _Construction:
     def _note_facts(
         self, loader: Any, asked: Mapping[str, Any], address: str, facts: Mapping[str, Any]
     ) -> None:
-        self.session.loaders[address] = LoaderSeen(address, {**_facts(loader, asked), **facts})
+        with streams_kept():  # some samplers draw their batches to tell how many there are
+            known = _facts(loader, asked)
+        self.session.loaders[address] = LoaderSeen(address, {**known, **facts})
 
 
 def _asked(
@@ -377,9 +380,13 @@ class _Iteration:
             if get_ident() != session.thread:
                 return draw(iterator)
             if sampler.skips_left and STARTED not in iterator.__dict__:
+                began = session.clock.now()
                 signs[1] = 1
                 try:
                     batch = draw(iterator)
+                except StopIteration:
+                    self.saw_end(iterator, session.clock.now() - began)
+                    raise
                 finally:
                     signs[1] = 0
                 sampler.drawn += 1  # counted when the next step is sampled
@@ -406,7 +413,9 @@ class _Iteration:
 
     def saw_end(self, iterator: Any, took_s: float) -> None:
         """Note what the end of an epoch took."""
-        seen = self.session.loaders.get(iterator.__dict__.get(ADDRESS, ""))
+        address = iterator.__dict__.get(ADDRESS, "")
+        self.session.drawn.pop(address, None)
+        seen = self.session.loaders.get(address)
         if seen is None:
             return
         seen.ends_s.append(took_s)
@@ -456,6 +465,8 @@ class _Iteration:
         segment.samples += size
         if session.sampler.skips_left:
             session.sampler.change_loader(seen, size)
+        else:
+            session.drawn[address] = session.drawn.get(address, 0) + 1
         session.last_size = size
         session.last_loader = address
         if seen is not None:

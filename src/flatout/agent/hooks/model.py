@@ -125,9 +125,7 @@ class _Roots:
             self.count_samples(args, kwargs)
         if session.is_recording and len(session.segments) < SHAPES_FROM:
             session.quietly(self.note_shapes)(number, args, kwargs)
-        seen = session.loaders.get(session.last_loader)
-        if seen is not None:
-            seen.is_training = True
+        session.note_trained_batches()
         if session.listeners["forward"]:
             session.fire("forward", module, args, kwargs)
         session.clock.push(phases.FORWARD)

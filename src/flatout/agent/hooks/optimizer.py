@@ -5,6 +5,7 @@ technique that wrote it.
 """
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from threading import get_ident
@@ -105,7 +106,12 @@ class _Steps:
         session = self.session
         if self.is_compiling() or get_ident() != session.thread:
             return None
-        is_outermost = phases.OPTIMIZER not in session.clock.stack
+        stack = session.clock.stack
+        while phases.OPTIMIZER in stack and not _is_inner():
+            # A step raised, and the script went on: what it was given counts for the next one.
+            _leave_step(session.clock)
+            session.segment.closures = 0
+        is_outermost = phases.OPTIMIZER not in stack
         if READY not in optimizer.__dict__:
             optimizer.__dict__[READY] = session.number_of(optimizer)
             session.note_optimizer(optimizer)
@@ -164,6 +170,15 @@ class _Steps:
             session.fire("after_step", optimizer)
         if not session.is_marked:
             session.end_segment(optimizer.__dict__[READY])
+
+
+def _is_inner() -> bool:
+    """Return whether the step that begins is made within another one, which still runs."""
+    frame = sys._getframe(2)  # torch's, around every step: it calls the hook, which asks
+    around = frame.f_back
+    while around is not None and around.f_code is not frame.f_code:
+        around = around.f_back
+    return around is not None
 
 
 def _leave_step(clock: phases.Clock) -> None:

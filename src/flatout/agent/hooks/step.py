@@ -13,7 +13,7 @@ from flatout.agent.session import Session
 from flatout.records import phase_clock as phases
 
 MAX_LOSS_TERMS = 64
-"""Losses kept per segment; a script with more accumulates, and their sum is scaled up."""
+"""Losses kept per segment; what a script with more accumulates is added to the last of them."""
 
 CREATE_GRAPH = 4
 """Place of `create_graph` among the arguments of `torch.autograd.grad`."""
@@ -167,9 +167,13 @@ class _Backward:
         loss = self.unscaled.get(loss, loss)
         # A closure that the optimizer calls again gives the same samples' loss at other parameters.
         is_again = segment.closures > 1 and phases.OPTIMIZER in self.session.clock.stack
-        if len(segment.losses) < MAX_LOSS_TERMS and not is_again:
+        if not is_again:
             # On the CPU reading costs less than a clone; elsewhere it would synchronise.
-            segment.losses.append(loss.item() if loss.is_cpu else loss.detach().clone())
+            term = loss.item() if loss.is_cpu else loss.detach().clone()
+            if len(segment.losses) < MAX_LOSS_TERMS:
+                segment.losses.append(term)
+            else:
+                segment.losses[-1] = segment.losses[-1] + term
         if self.session.listeners["loss"]:
             self.session.fire("loss", loss)
 

@@ -213,8 +213,9 @@ class CudaStream:
 
     def _note_peak(self, stats: Any) -> None:
         """Give the phase that ends its peak and start the next one's."""
-        peak = int(stats["allocated_bytes"]["all"]["peak"])
-        self.peaks[self.phase] = max(peak, self.peaks.get(self.phase, 0))
+        if self.phase:  # none before the first
+            peak = int(stats["allocated_bytes"]["all"]["peak"])
+            self.peaks[self.phase] = max(peak, self.peaks.get(self.phase, 0))
         self.reserved_peak = max(self.reserved_peak, int(stats["reserved_bytes"]["all"]["peak"]))
         torch.cuda.reset_peak_memory_stats(self.number)
 

@@ -2,9 +2,8 @@
 
 Counted are matrix products, convolutions and attention of forward, loss and backward, two for each
 multiplication with addition, by the formulas of `torch.utils.flop_counter`. What activation
-checkpointing computes again in backward is left out: those operations run with gradients enabled,
-which backward itself does not. Everything runs under a dispatch mode that slows it down, so this
-needs a pass of its own.
+checkpointing computes again in backward is left out. Everything runs under a dispatch mode that
+slows it down, so this needs a pass of its own.
 """
 
 from collections.abc import Callable, Mapping
@@ -82,8 +81,7 @@ class Flops:
     def _note(self, func: Any, args: Any, flops: int) -> None:
         """Add the operations of one call, if they are the training's and not done again."""
         phase = self.session.clock.stack[-1]
-        is_recomputed = phase == phases.BACKWARD and torch.is_grad_enabled()
-        if phase in COUNTED_PHASES and not is_recomputed:
+        if phase in COUNTED_PHASES and not (phase == phases.BACKWARD and is_recomputing()):
             name = dtype_name(func, args, self.tf32)
             self.by_dtype[name] = self.by_dtype.get(name, 0) + flops
 
@@ -113,6 +111,15 @@ class _Sieve(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif any(word in str(func) for word in UNCOUNTED):
             self.flops.uncounted.add(str(func))
         return out
+
+
+def is_recomputing() -> bool:
+    """Return whether a backward makes activations again, rather than gradients.
+
+    Gradients are enabled then, and elsewhere in a backward only where it makes a graph of its own
+    for further derivatives, as penalties and forces want it: such a graph is kept.
+    """
+    return torch.is_grad_enabled() and not torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def dtype_name(func: Any, args: Any, tf32: Mapping[str, bool]) -> str:

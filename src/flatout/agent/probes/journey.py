@@ -129,10 +129,10 @@ class JourneyProbe:
 
     def saw_pinning(self, seconds: float) -> None:
         """Count a copy to pinned memory, in the loop or in the loader's own thread."""
-        if self.session.is_mine():
-            self.take(PIN, seconds)
-        else:
+        if not self.session.is_mine():
             self.pin_thread_s += seconds
+        elif not self.session.sampler.skips_left:
+            self.take(PIN, seconds)
 
     def saw_forward_end(self, _module: Any, _output: Any) -> None:
         """The loss may begin: note how much of the running phase has passed and was taken."""

@@ -14,7 +14,7 @@ import torch.utils.flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.agent.measuring.operator_places import operator_name
-from flatout.agent.probes.flops import missing_formulas
+from flatout.agent.probes.flops import is_recomputing, missing_formulas
 from flatout.agent.session import Session
 from flatout.agent.tf32 import allows
 from flatout.records import phase_clock as phases
@@ -93,8 +93,7 @@ class Products:
         phase = self.session.clock.stack[-1]
         when = "forward"
         if phase == phases.BACKWARD:
-            # Backward itself runs without gradients; what is computed again has them.
-            when = "again" if torch.is_grad_enabled() else "backward"
+            when = "again" if is_recomputing() else "backward"
         call = {
             "operator": name,
             "when": when,

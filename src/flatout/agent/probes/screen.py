@@ -363,7 +363,7 @@ class Screening:
             return
         if block.losses:
             losses = torch.stack([loss.reshape(()).to(self.device) for loss in block.losses])
-            block.is_finite = torch.empty((), dtype=torch.bool, pin_memory=True)
+            block.is_finite = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
             block.is_finite.copy_(torch.isfinite(losses).all(), non_blocking=True)
             block.losses.clear()
         block.done = torch.cuda.Event()  # type: ignore[no-untyped-call]

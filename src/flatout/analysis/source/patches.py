@@ -12,7 +12,13 @@ from flatout.analysis.source.edits import (
     set_argument,
     wrap,
 )
-from flatout.analysis.source.script import Script, is_self_attribute, names_in
+from flatout.analysis.source.script import (
+    Script,
+    argument,
+    has_unpacked,
+    is_self_attribute,
+    names_in,
+)
 from flatout.analysis.source.training import (
     StepPart,
     copies,
@@ -75,11 +81,17 @@ def _loaders(script: Script, parts: Sequence[StepPart]) -> list[tuple[ast.Call, 
     return found
 
 
+MOST_BY_PLACE = 5
+"""Arguments of a `DataLoader` before its number of workers."""
+
+
 def _loader_edits(
     script: Script, parts: Sequence[StepPart], arguments: Mapping[str, str]
 ) -> list[Edit | None]:
     edits: list[Edit | None] = []
     for call, _loops in _loaders(script, parts):
+        if has_unpacked(call) or len(call.args) > MOST_BY_PLACE:
+            return [None]  # it may be given what is to be added
         written = {keyword.arg for keyword in call.keywords}
         for name, value in arguments.items():
             if name in written:
@@ -110,6 +122,8 @@ def _optimizer_edits(script: Script, form: SourceForm) -> list[Edit | None]:
         if script.called(call).rpartition(".")[2] in form.optimizers
     ]
     used = [call for call in made if id(call) in stepped] or (made if len(made) == 1 else [])
+    if any(map(has_unpacked, used)):
+        return [None]
     return [
         set_argument(script, call, name, value)
         for call in used
@@ -169,13 +183,21 @@ def _forward_edits(script: Script, part: StepPart, header: str) -> list[Edit | N
     # What has nothing to do with the loss, as zero_grad has, stays outside at the end.
     while len(body) > 1 and not isinstance(body[-1], ast.Assign | ast.AugAssign):
         body.pop()
-    device = "cuda" if uses_device(script) else "cpu"
+    return wrap(script, body, Template(header).substitute(device=_device_type(script, part)))
+
+
+def _device_type(script: Script, part: StepPart) -> str:
+    """Return an expression for the kind of device that a step runs on."""
     for node in script.nodes(ast.Assign):
         if script.called(node.value) == "torch.device" and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
             if name in names_in(part.node):
-                return wrap(script, body, Template(header).substitute(device=f"{name}.type"))
-    return wrap(script, body, Template(header).substitute(device=f'"{device}"'))
+                return f"{name}.type"
+    for move in copies(script, part.node) if isinstance(part.node, ast.For) else ():
+        device = argument(move, "device", 0)
+        if device is not None and not isinstance(device, ast.Constant):
+            return f"torch.device({script.source(device)}).type"
+    return '"cuda"' if uses_device(script) else '"cpu"'
 
 
 def _block_edits(script: Script, function: str) -> list[Edit | None]:

@@ -1,0 +1,20 @@
+"""What is kept of the losses that a step goes backward from."""
+
+import pytest
+import torch
+
+from flatout.agent.hooks.step import MAX_LOSS_TERMS, _Backward
+from flatout.agent.session import Session
+from flatout.records.trial_spec import TrialSpec
+
+
+@pytest.mark.parametrize("parts", [1, MAX_LOSS_TERMS, 2 * MAX_LOSS_TERMS])
+def test_the_parts_of_a_loss_add_up_however_many_they_are(parts):
+    session = Session(TrialSpec())
+    backward = _Backward(session)
+
+    for _ in range(parts):
+        backward.saw_loss(torch.tensor(6.0) / parts)
+
+    assert sum(session.segment.losses) == pytest.approx(6.0)
+    assert len(session.segment.losses) <= MAX_LOSS_TERMS
