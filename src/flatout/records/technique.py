@@ -277,7 +277,6 @@ class Technique(ABC):
         there is nothing to change. A technique that does not override this is only ever measured in
         processes of its own.
         """
-        del training
         raise NotImplementedError
 
     def end(self) -> str:

@@ -130,7 +130,6 @@ def _unique(answers: OperatorAnswers, args: Sequence[Any], kwargs: dict[str, Any
     tensor = args[0]
     if not isinstance(tensor, FakeTensor):
         return UNANSWERED
-    del kwargs
     count = answers.bound(tensor.numel(), "the size of unique()")
     places = tensor.new_empty(tensor.shape, dtype=torch.int64)
     return tensor.new_empty((count,)), places, tensor.new_empty((count,), dtype=torch.int64)

@@ -12,7 +12,6 @@ MENDED_BY = frozenset({"channels_last"})
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report models of convolutions whose kernels have to change the layout; cost not known."""
-    del machine
     wasteful = [
         model
         for model in profile.models

@@ -79,7 +79,6 @@ Around the whole training, backward too, for cuDNN:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect attention's assumed part of forward and backward to shrink by its prior."""
-        del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
             step_ms=-compute_ms * SHARE * (1 - 1 / prior_for(self, profile).speedup),

@@ -66,7 +66,6 @@ glibc: MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_, see the tec
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the time of the page faults back, but for those that stay."""
-        del machine
         faults_ms = profile.minor_faults_per_step * FAULT_US / 1e3
         most_ms = profile.step_ms.median * profile.share("forward", "backward", "optimizer")
         return Effect(

@@ -99,7 +99,6 @@ At the start of the script:
         before = torch.get_num_threads()
         if before == self.threads:
             raise NotApplicable(f"the training has {before} threads already")
-        del training
         return Switch(turn=lambda is_on: set_threads(self.threads if is_on else before))
 
 

@@ -54,7 +54,6 @@ At the start of the script:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect forward and backward to shrink by its prior."""
-        del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
             step_ms=-compute_ms * (1 - 1 / prior_for(self, profile).speedup),

@@ -55,12 +55,10 @@ In place of the loop over experts, with the tokens sorted by expert and the weig
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["GroupedExperts"]:
         """Return the technique for models with many experts that hold a part of the weights."""
-        del machine
         return [cls()] if any(_share(m) >= MIN_SHARE for m in profile.models) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the experts' part of the computation to shrink by its prior."""
-        del machine
         model = max(profile.models, key=_share, default=None)
         share, count = (_share(model), model.experts) if model else (0.0, 0)
         compute_ms = addressable_ms(profile, ("forward", "backward"))

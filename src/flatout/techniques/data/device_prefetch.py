@@ -42,7 +42,6 @@ Around the training loader:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DevicePrefetch"]:
         """Return the technique when a CUDA device waits for copies and workers load the batches."""
-        del machine
         if profile.device_kind != "cuda" or profile.share("h2d") < MIN_COPY_SHARE:
             return ()
         loaders = profile.training_loaders
@@ -50,7 +49,6 @@ Around the training loader:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the copies to hide behind the computation, which costs one more batch."""
-        del machine
         copies_ms = profile.phases_ms["h2d"]
         compute_ms = profile.step_ms.median * profile.share("forward", "backward", "optimizer")
         return Effect(

@@ -51,13 +51,11 @@ With Hugging Face, where samples are tokenised and collated:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DynamicPadding"]:
         """Return the technique when batches of one shape hold padding."""
-        del machine
         fixed = all(model.input_shapes <= 1 for model in profile.models)
         return [cls()] if fixed and pad_share(profile) >= MIN_PAD_SHARE else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect computing to shrink with the tokens."""
-        del machine
         saved = pad_share(profile) * (1 - KEPT)
         spent_ms = sum(profile.phases_ms[name] for name in COMPUTING)
         return Effect(

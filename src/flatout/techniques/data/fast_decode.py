@@ -55,7 +55,6 @@ In the data set, for colour JPEGs:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["FastDecode"]:
         """Return the fastest decoder there is, where a loop waits for what may be images."""
-        del machine
         if not waits_for_pictures(profile):
             return ()
         from flatout.data.images.decoders import installed
@@ -80,7 +79,6 @@ In the data set, for colour JPEGs:
 
     def way(self, loader: Any) -> Substitute:
         """Return what is proven, with the ways of other techniques."""
-        del loader
         return way_of(self.decoder)
 
 

@@ -47,7 +47,6 @@ Before the loader is iterated:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["FastResize"]:
         """Return the technique where a loop waits for what may be images, given a compiler."""
-        del machine
         return [cls()] if waits_for_pillow(profile) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
@@ -66,7 +65,6 @@ Before the loader is iterated:
 
     def way(self, loader: Any) -> Substitute:
         """Return what is proven, with the ways of other techniques."""
-        del loader
         return way_of()
 
 

@@ -68,7 +68,6 @@ Where the training data set is made:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PackedData"]:
         """Return the stores that may be those of a training data set."""
-        del machine
         loaders = profile.training_loaders
         if not loaders or profile.share("data_wait") < MIN_WAIT_SHARE:
             return ()

@@ -61,7 +61,6 @@ By hand this moves the random stream at every epoch's start; flatout's technique
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PersistentWorkers"]:
         """Return the technique when workers are started again in epochs short enough to feel it."""
-        del machine
         if not any(_restarts(loader) for loader in profile.training_loaders):
             return ()
         saved_ms = start_per_step_ms(profile)
@@ -69,7 +68,6 @@ By hand this moves the random stream at every epoch's start; flatout's technique
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Spread the start of the workers over the epoch's steps."""
-        del machine
         return Effect(
             step_ms=-start_per_step_ms(profile),
             why=f"workers start anew every {profile.epoch_steps} steps",

@@ -54,7 +54,6 @@ In the data set, before the photograph is converted, cropped or resized:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ScaledDecode"]:
         """Return the technique where a loop waits for what may be images, given a compiler."""
-        del machine
         return [cls()] if waits_for_pillow(profile) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:

@@ -70,7 +70,6 @@ Where the training loader is made:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["WorkerThreads"]:
         """Return the technique where the step waits and workers use more than a core each."""
-        del machine
         return [cls()] if is_starved(profile) and threaded(profile) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:

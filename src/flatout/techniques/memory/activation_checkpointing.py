@@ -136,7 +136,6 @@ Where the model calls its blocks (mode "$mode"):
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect a part of forward once more, and a part of the activations less."""
-        del machine
         kind = "full" if self.mode == "budget" else self.mode
         share = 1 - self.fraction if self.mode == "budget" else 1.0
         forward_ms = profile.step_ms.median * profile.share("forward")

@@ -83,7 +83,6 @@ Around the forward pass; this moves small tensors and parameters too:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect both copies to be waited for."""
-        del machine
         measured = profile.limits.copy_bytes_per_s if profile.limits else None
         moved = int(OFFLOADED_SHARE * activation_bytes(profile))
         rate = measured or COPY_BYTES_PER_S

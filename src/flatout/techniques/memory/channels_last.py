@@ -69,13 +69,11 @@ Once the model is on its device, and for each batch of images:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ChannelsLast"]:
         """Return the technique for models with 2-d convolutions in another format."""
-        del machine
         is_useful = any(m.conv_weights and not m.is_channels_last for m in profile.models)
         return [cls()] if is_useful else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect forward and backward to shrink by its prior, or by what converts layouts now."""
-        del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         weights = sum(model.conv_weights for model in profile.models)
         converting = (profile.trace.layout_conversion_share if profile.trace else None) or 0.0

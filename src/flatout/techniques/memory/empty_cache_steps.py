@@ -63,7 +63,6 @@ After optimizer.step():
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect every Nth step to take a tenth longer, and the unused blocks back."""
-        del machine
         share = (profile.memory.fragmentation_share if profile.memory else None) or 0.0
         return Effect(
             step_ms=COST_SHARE * profile.step_ms.median / self.every,

@@ -60,7 +60,6 @@ PYTORCH_ALLOC_CONF=expandable_segments:True PYTORCH_CUDA_ALLOC_CONF=expandable_s
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect what no tensor used at the peak back."""
-        del machine
         story = profile.memory
         share = story.fragmentation_share if story else None
         freed = int((FREED_SHARE if share is None else share) * peak_bytes(profile))

@@ -81,7 +81,6 @@ Where the optimizer is made, with a rate that is relative to each tensor's size:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect nearly all of the optimizer's state back."""
-        del machine
         return Effect(
             peak_bytes=-int(SAVED_SHARE * state_bytes(profile)),
             why="rows and columns instead of two moments",

@@ -96,7 +96,6 @@ Where the optimizer is made, with torchao installed:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect three quarters of the optimizer's state back."""
-        del machine
         own_bytes = OWN_BYTES if profile.device_kind == "cpu" else 0
         return Effect(
             step_ms=SLOWER_SHARE * profile.step_ms.median,

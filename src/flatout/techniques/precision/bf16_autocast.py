@@ -104,7 +104,6 @@ Take the loss of output.float().
 
     def switch(self, training: RunningTraining) -> Switch:
         """Choose for each call: nothing of autocast outlives it."""
-        del training
         return Switch(call=self.forward)
 
 

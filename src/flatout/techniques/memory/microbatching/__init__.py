@@ -98,7 +98,6 @@ In the loop, with a loss that is a mean over samples, for $chunks parts of equal
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect forward twice, and the activations of one part; the logits are joined again."""
-        del machine
         forward_ms = profile.step_ms.median * profile.share("forward")
         compute_ms = profile.step_ms.median * profile.share("forward", "backward")
         logits = logits_bytes(profile)

@@ -85,7 +85,6 @@ With an optimizer for each parameter, and no optimizer.step() in the loop:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the gradients back, and a little longer steps."""
-        del machine
         freed = int(FREED_SHARE * parameter_bytes(profile))
         return Effect(
             step_ms=COST_SHARE * profile.step_ms.median,
