@@ -181,7 +181,7 @@ class Technique(ABC):
     __slots__ = ()
 
     family: ClassVar[str]
-    """Folder name under `techniques/`."""
+    """Folder name under `techniques/`, from the module that a class is in."""
     excludes_family: ClassVar[bool] = False
     """Whether no other technique of its family can act with it: a model is compiled once."""
     addresses: ClassVar[frozenset[str]]
@@ -212,6 +212,9 @@ class Technique(ABC):
     """How it makes a script run that ran out of memory."""
     partners: ClassVar[frozenset[str]] = frozenset()
     """Families whose techniques change what it brings: screened together, it is asked how."""
+
+    def __init_subclass__(cls) -> None:
+        cls.family = cls.__module__.rpartition(".")[0].rpartition(".")[2]
 
     @classmethod
     @abstractmethod

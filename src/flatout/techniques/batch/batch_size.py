@@ -43,7 +43,6 @@ RAMPED = "flatout_warm_up_steps"
 class BatchSize(Technique):
     """Train with larger batches and a learning rate to match."""
 
-    family: ClassVar[str] = "batch"
     addresses: ClassVar[frozenset[str]] = frozenset(
         {"data_wait", "h2d", "forward", "backward", "optimizer", "other"}
     )

@@ -52,7 +52,6 @@ STARTUP_SHARE = 1 / 2.3
 class RegionalCompile(Technique):
     """Compile identical blocks once."""
 
-    family: ClassVar[str] = "compile"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING

@@ -46,7 +46,6 @@ COMPILED = "asked for in compiled code, in which nobody sees what attention ran 
 class AttentionBackend(Technique):
     """Ask for a kernel for attention."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "math_attention"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True

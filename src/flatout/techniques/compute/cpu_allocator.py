@@ -40,7 +40,6 @@ with tcmalloc, less with glibc's settings."""
 class CpuAllocator(Technique):
     """Keep freed memory in the process."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "optimizer"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     by_hand: ClassVar[str] = """

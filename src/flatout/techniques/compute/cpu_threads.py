@@ -35,7 +35,6 @@ CROWDED_SHARE = 0.05
 class CpuThreads(Technique):
     """Compute with as many threads as there are free cores."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     sets: ClassVar[tuple[str, ...]] = ("threads",)

@@ -35,7 +35,6 @@ STARTUP_S = 2.0
 class CudnnAutotune(Technique):
     """Let cuDNN keep the fastest of its convolution algorithms."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     by_hand: ClassVar[str] = """

@@ -34,7 +34,6 @@ MIN_SHARE = 0.05
 class GroupedExperts(Technique):
     """Compute experts in groups."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True

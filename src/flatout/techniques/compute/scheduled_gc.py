@@ -41,7 +41,6 @@ EVERY = 100
 class ScheduledGc(Technique):
     """Collect garbage on a schedule."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset(
         {"data_wait", "forward", "backward", "optimizer", "other"}
     )

@@ -38,7 +38,6 @@ LOOKED = "flatout looked at {count} modules with a softmax: {why}"
 class SdpaAttention(Technique):
     """Call torch's fused attention where the model writes attention out."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True

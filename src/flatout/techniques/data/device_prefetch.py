@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 class DevicePrefetch(Technique):
     """Copy the next batch while this one is computed."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"h2d"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("copy",)

@@ -49,7 +49,6 @@ MIN_SAMPLE_BYTES = 1 << 16
 class DevicePreprocess(Technique):
     """Let batches of images travel as bytes and scale them in one go."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "h2d"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("transform", "normalise", "collate", "transport")

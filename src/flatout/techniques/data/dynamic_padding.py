@@ -31,7 +31,6 @@ COMPUTING = ("forward", "backward")
 class DynamicPadding(Technique):
     """Pad to the longest sample of a batch instead of to a fixed length."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "h2d"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     by_hand: ClassVar[str] = """

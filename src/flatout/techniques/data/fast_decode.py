@@ -38,7 +38,6 @@ USUAL_SHARE = 0.3
 class FastDecode(Technique):
     """Put a faster JPEG decoder under Pillow."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("decode",)

@@ -34,7 +34,6 @@ USUAL_SHARE = 0.18
 class FastResize(Technique):
     """Put a vectorised resampler under Pillow."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("resize",)

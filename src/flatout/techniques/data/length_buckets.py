@@ -30,7 +30,6 @@ LEFT = 0.1
 class LengthBuckets(Technique):
     """Batches of samples of similar length."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "h2d"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     moves_random_stream: ClassVar[bool] = True

@@ -46,7 +46,6 @@ FILES = ("folder", "table")
 class PackedData(Technique):
     """Read the samples from a packed store."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("read", "decode")

@@ -43,7 +43,6 @@ OURS = "flatout."
 class PersistentWorkers(Technique):
     """Keep the loader's workers alive between epochs."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     sets: ClassVar[tuple[str, ...]] = ("persistent_workers",)

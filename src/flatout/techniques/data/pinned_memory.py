@@ -24,7 +24,6 @@ MIN_COPY_SHARE = 0.02
 class PinnedMemory(Technique):
     """Load batches into page-locked memory."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"h2d"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("copy",)

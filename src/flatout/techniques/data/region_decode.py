@@ -33,7 +33,6 @@ not saved."""
 class RegionDecode(Technique):
     """Put decoding of parts under Pillow."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("decode",)

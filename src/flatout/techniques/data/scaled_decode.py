@@ -33,7 +33,6 @@ before the samples are looked at."""
 class ScaledDecode(Technique):
     """Put decoding at a fraction under Pillow."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     stages: ClassVar[tuple[str, ...]] = ("decode",)

@@ -58,7 +58,6 @@ VARIABLES = (
 class WorkerThreads(Technique):
     """One native thread in each loader worker."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     by_hand: ClassVar[str] = """

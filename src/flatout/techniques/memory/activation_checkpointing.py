@@ -63,7 +63,6 @@ Cost = Callable[[MemoryStream, PlannedDevice], float]
 class ActivationCheckpointing(Technique):
     """Recompute the activations of repeated blocks."""
 
-    family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory", "fragmented_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     rescues: ClassVar[tuple[Rescue, ...]] = (

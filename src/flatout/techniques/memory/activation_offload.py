@@ -43,7 +43,6 @@ MIB = 1024**2
 class ActivationOffload(Technique):
     """Keep large activations in pinned host memory."""
 
-    family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     rescues: ClassVar[tuple[Rescue, ...]] = (Rescue(cost=0.5, needs_device=True),)

@@ -46,7 +46,6 @@ Strays = list[tuple[list[str], int]]
 class ChannelsLast(Technique):
     """Store images and convolution weights with the channels last."""
 
-    family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True

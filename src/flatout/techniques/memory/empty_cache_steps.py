@@ -33,7 +33,6 @@ MIN_FRAGMENTATION = 0.15
 class EmptyCacheSteps(Technique):
     """Flush the allocator's cache every few steps."""
 
-    family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"fragmented_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     by_hand: ClassVar[str] = """

@@ -32,7 +32,6 @@ FREED_SHARE = 0.05
 class ExpandableSegments(Technique):
     """Let the CUDA allocator grow its segments."""
 
-    family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"fragmented_memory", "out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     rescues: ClassVar[tuple[Rescue, ...]] = (Rescue(cost=0.0, needs_device=True),)

@@ -46,7 +46,6 @@ RANK = 16
 class Lora(Technique):
     """Train low-rank adapters."""
 
-    family: ClassVar[str] = "model"
     addresses: ClassVar[frozenset[str]] = frozenset({"backward", "optimizer"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     moves_random_stream: ClassVar[bool] = True

@@ -33,7 +33,6 @@ MIN_VOCABULARY = 4096
 class PadVocabulary(Technique):
     """Pad the output layer inside its forward."""
 
-    family: ClassVar[str] = "model"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     by_hand: ClassVar[str] = """

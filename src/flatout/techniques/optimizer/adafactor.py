@@ -42,7 +42,6 @@ SETTINGS = {"beta2_decay": -0.8, "d": 1.0, "eps": (None, LEAST_SIZE)}
 class Adafactor(Technique):
     """Let Adam become Adafactor."""
 
-    family: ClassVar[str] = "optimizer"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING

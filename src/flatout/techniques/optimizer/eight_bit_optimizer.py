@@ -57,7 +57,6 @@ MIN_8BIT = 4096
 class EightBitOptimizer(Technique):
     """Keep Adam's moments in 8 bits."""
 
-    family: ClassVar[str] = "optimizer"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING

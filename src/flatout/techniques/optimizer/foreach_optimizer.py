@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 class ForeachOptimizer(Technique):
     """Update the parameters in groups of tensors."""
 
-    family: ClassVar[str] = "optimizer"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"optimizer", "slow_optimizer"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING

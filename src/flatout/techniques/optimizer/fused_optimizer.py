@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 class FusedOptimizer(Technique):
     """Update all parameters in one pass."""
 
-    family: ClassVar[str] = "optimizer"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"optimizer", "slow_optimizer"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING

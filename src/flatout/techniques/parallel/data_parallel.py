@@ -29,7 +29,6 @@ ZERO_STAGES = (0, 2, 3)
 class DataParallel(Technique):
     """Share each batch out over ranks that train one model."""
 
-    family: ClassVar[str] = "parallel"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     sets: ClassVar[tuple[str, ...]] = ("ranks", "zero")

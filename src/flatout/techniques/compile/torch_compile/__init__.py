@@ -59,7 +59,6 @@ Shapes = Literal["auto", "dynamic", "lengths"]
 class TorchCompile(Technique):
     """Compile the whole model."""
 
-    family: ClassVar[str] = "compile"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING

@@ -47,7 +47,6 @@ LOCAL_RANK = "LOCAL_RANK"
 class ReadAhead(Technique):
     """Read what the coming batches need into the page cache."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("read",)

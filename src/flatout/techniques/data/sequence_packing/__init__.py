@@ -40,7 +40,6 @@ ATTENTION = ("sdpa", "eager", "flash_attention_2")
 class SequencePacking(Technique):
     """Several samples in one row, kept apart by their positions."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     by_hand: ClassVar[str] = """

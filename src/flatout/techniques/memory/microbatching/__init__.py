@@ -51,7 +51,6 @@ FORWARD_SHARE = 1 / 3
 class Microbatching(Technique):
     """Run each batch in parts."""
 
-    family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     rescues: ClassVar[tuple[Rescue, ...]] = (

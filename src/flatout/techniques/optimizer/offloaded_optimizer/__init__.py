@@ -39,7 +39,6 @@ HOST_SHARE = 0.5
 class OffloadedOptimizer(Technique):
     """Step on the host."""
 
-    family: ClassVar[str] = "optimizer"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING

@@ -46,7 +46,6 @@ the inverse scale of a GradScaler."""
 class OptimizerInBackward(Technique):
     """Update parameters inside backward."""
 
-    family: ClassVar[str] = "optimizer"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
