@@ -29,7 +29,7 @@ LINES = {
     "launch": 2_075,
     "parallel": 4_780,
     "planner": 6_896,
-    "records": 5_448,
+    "records": 5_440,
     "reporting": 5_180,
     "rules": 4_548,
     "techniques": 10_326,

@@ -6,7 +6,6 @@ text, which remembers its name and fields, so that a report can say it in anothe
 no such sentence (a script's own words, a note that was read back from a file) stays as it is.
 """
 
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import Any, TypeAlias
 
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "ko")
-FIELD = re.compile(r"\{(\w+)\}")
 
 Text: TypeAlias = "str | tuple[Text, ...]"
 """What a report says: words of no language, a sentence, or several with commas between them."""
@@ -106,15 +104,6 @@ def messages(language: str) -> Messages:
         import tomli as tomllib
     source = files(__name__).joinpath(f"{language}.toml").read_text(encoding="utf-8")
     return Messages(language=language, texts=dict(_flat(tomllib.loads(source))))
-
-
-def fields_of(template: str) -> frozenset[str]:
-    """Return the names of the fields in a message.
-
-    >>> sorted(fields_of("{share} of {n}"))
-    ['n', 'share']
-    """
-    return frozenset(FIELD.findall(template))
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
