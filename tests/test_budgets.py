@@ -28,7 +28,7 @@ LINES = {
     "kernels": 3_133,
     "launch": 2_075,
     "parallel": 4_780,
-    "planner": 6_896,
+    "planner": 6_863,
     "records": 5_440,
     "reporting": 5_180,
     "rules": 4_548,

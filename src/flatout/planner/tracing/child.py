@@ -18,7 +18,7 @@ from typing import Any
 import flatout
 from flatout.agent import undo_journal
 from flatout.agent.processes import die_with_parent
-from flatout.planner.tracing.script import rank_variables
+from flatout.planner.tracing.script import TraceRequest, rank_variables
 from flatout.records.errors import UserError
 from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_json
 
@@ -74,7 +74,6 @@ class _Server:
 
     def trace(self, request: Mapping[str, Any], path: Path) -> None:
         """Trace as asked and write the stream."""
-        from flatout.planner.memory_trace import TraceRequest
         from flatout.planner.tracing.trace import trace
         from flatout.records import catalogue
         from flatout.records.json_records import from_plain

@@ -11,9 +11,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flatout.agent import patching, undo_journal
 from flatout.agent.hooks import loader, model, optimizer, step
@@ -42,6 +42,8 @@ ENTRY = "flatout.planner.tracing.script"
 RESULT = "memory.json"
 """Name of the child's result in its folder."""
 MODE = "memory"
+LIMIT_S = 300.0
+"""A trace takes seconds; what takes longer reads its data for real, or hangs."""
 ON_HOST = "the script trains on the CPU wherever it runs: this is its memory there, of a real run"
 ONE_STEP = (
     "the script took one step and ended: a second one would find gradients and optimizer state "
@@ -51,25 +53,24 @@ MORE_STEPS = 3
 """Steps of one optimizer after which a trace ends even if another one never stepped."""
 
 
-class Asked(Protocol):
-    """What is asked of a trace; `flatout.planner.memory_trace.TraceRequest` is one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """What is traced of a target."""
 
-    @property
-    def batch(self) -> int | None: ...  # noqa: D102
-    @property
-    def recipe(self) -> Recipe: ...  # noqa: D102
-    @property
-    def device(self) -> str: ...  # noqa: D102
-    @property
-    def steps(self) -> int: ...  # noqa: D102
-    @property
-    def capability(self) -> tuple[int, int]: ...  # noqa: D102
-    @property
-    def ranks(self) -> int: ...  # noqa: D102
-    @property
-    def hosts(self) -> int: ...  # noqa: D102
-    @property
-    def limit_s(self) -> float: ...  # noqa: D102
+    batch: int | None = None
+    """Samples of a micro-batch; None takes the target's own number."""
+    recipe: Recipe = Recipe()
+    """Techniques that the training runs with."""
+    device: str = "cuda"
+    """`cuda`, there or not, or `cpu`."""
+    steps: int = 2
+    capability: tuple[int, int] = (9, 0)
+    """Compute capability of the device that is planned for."""
+    ranks: int = 1
+    """Processes of a script that torchrun would start; the traced one is the first."""
+    hosts: int = 1
+    """Over which they are spread evenly."""
+    limit_s: float = LIMIT_S
 
 
 class ScriptTracer:
@@ -81,7 +82,7 @@ class ScriptTracer:
         self.fixed: int | None = None
         """The batch of a script in which there is nothing to put another one in the place of."""
 
-    def trace(self, asked: Asked) -> MemoryStream:
+    def trace(self, asked: TraceRequest) -> MemoryStream:
         """Return the allocations of the script's first steps.
 
         Raises:
@@ -99,7 +100,7 @@ class ScriptTracer:
         self.fixed = stream.batch if reply["is_fixed"] else None
         return replace(stream, notes=(*stream.notes, ON_HOST)) if is_on_host else stream
 
-    def _run(self, asked: Asked, device: str) -> Mapping[str, Any]:
+    def _run(self, asked: TraceRequest, device: str) -> Mapping[str, Any]:
         environment: Mapping[str, str] = dict(self.environment)
         for technique in catalogue.build(asked.recipe):
             environment = technique.environment(environment)
@@ -137,8 +138,6 @@ def _explained(ending: Ending) -> str:
 
 def install(spec: TrialSpec) -> None:
     """Set the trace up in the script's process; called by the boot."""
-    from flatout.planner.memory_trace import TraceRequest
-
     asked = from_plain(TraceRequest, spec.details)
     changes = (*catalogue.build(spec.recipe), HostData(batch=asked.batch))
     session = Session(spec, changes)
@@ -153,7 +152,7 @@ def install(spec: TrialSpec) -> None:
 class _ScriptTrace:
     """Follow the session and write the stream once there were enough steps."""
 
-    def __init__(self, session: Session, asked: Asked) -> None:
+    def __init__(self, session: Session, asked: TraceRequest) -> None:
         self.session, self.asked = session, asked
         self.stack = contextlib.ExitStack()
         self.names: dict[int, str] = {}
