@@ -5,7 +5,6 @@ keeps one out.
 """
 
 import functools
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from flatout.records.input_files import parse_toml
 from flatout.records.machine import Machine
 from flatout.records.memory_stream import MemoryStream
 from flatout.records.profile import Profile
@@ -375,16 +375,10 @@ def case_of(profile: Profile) -> str:
 @functools.cache
 def priors() -> Mapping[str, Mapping[str, TechniquePrior]]:
     """Return all priors, by technique and case."""
-    # Here: the script's own Python, which reads records too, may be older and have no tomli.
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
     text = Path(__file__).with_name("priors.toml").read_text(encoding="utf-8")
     return {
         technique: {case: TechniquePrior(**facts) for case, facts in cases.items()}
-        for technique, cases in tomllib.loads(text).items()
+        for technique, cases in parse_toml(text).items()
     }
 
 
