@@ -28,7 +28,7 @@ LINES = {
     "kernels": 3_133,
     "launch": 2_075,
     "parallel": 4_780,
-    "planner": 6_863,
+    "planner": 6_669,
     "records": 5_433,
     "reporting": 5_180,
     "rules": 4_548,

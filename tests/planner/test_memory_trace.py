@@ -296,7 +296,7 @@ def test_where_a_gpu_cannot_be_pretended_the_host_stands_in(folder, monkeypatch)
     with open_tracer("planned_task.py:task") as trace, pytest.raises(UserError, match="died"):
         trace(TraceRequest())
 
-    assert asked == ["cuda", "host"]
+    assert asked == ["cuda", "cpu"]
 
 
 @pytest.mark.parametrize("request_", [TraceRequest(batch=0), TraceRequest(steps=0)])

@@ -116,7 +116,7 @@ class _Process:
         reply = self.ask(request)
         if reply is None and request.device == "cuda":
             # A device that is not there is torch's inner business: fall back instead of giving up.
-            reply = self.ask(replace(request, device="host"))
+            reply = self.ask(replace(request, device="cpu"))
             if reply is not None and "stream" in reply:
                 note = "the process died with a CUDA device that is not there: traced on the host"
                 stream = self.read(reply)
