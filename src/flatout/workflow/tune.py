@@ -36,9 +36,10 @@ from flatout.tuning.history import append_results, errors_on, read_history
 from flatout.tuning.policy import (
     CONFIRM_PAIRS,
     BaselineFailedError,
-    Policy,
     Tuned,
     TuningTask,
+    budget_of,
+    tuning,
 )
 from flatout.tuning.script_files import digests_of, find_script, shown
 from flatout.tuning.staged import length_of
@@ -139,24 +140,18 @@ def tune(
             latest = replace(now, num_runs=runner.num_runs, left_s=left_s)
             tell(latest)
 
+        def ran(record: Record) -> None:
+            if runner.num_runs == 1:
+                _refuse_what_ran(record.trial, machine, wrong, options.acknowledged)
+            now = replace(budget, elapsed_s=record.elapsed_s)
+            counted(progress(now, latest.trying, latest.best_ratio))
+
+        budget = budget_of(task)
         guard = GuardChecker(
-            runner, lambda text: counted(progress(policy.budget, text)), ceiling=task.numerics
+            runner, lambda text: counted(progress(budget, text)), ceiling=task.numerics
         )
         runner.judge = guard.judge
-        policy = Policy(task, counted)
-        records: list[Record] = []
-        experiment = policy.next(records)
-        while experiment is not None:
-            try:
-                records.append(runner.run(experiment))
-                if len(records) == 1:
-                    _refuse_what_ran(records[0].trial, machine, wrong, options.acknowledged)
-                experiment = policy.next(records)
-                counted(progress(policy.budget, latest.trying, latest.best_ratio))
-            except KeyboardInterrupt:  # noqa: PERF203  an experiment takes seconds
-                experiment = policy.interrupt()
-        tuned = policy.result
-        assert tuned is not None
+        tuned = runner.drive(tuning(task, budget, counted), ran)
         ablation = replace(
             _ablation(tuned, runner),
             stages=tuned.stages,
