@@ -27,7 +27,7 @@ LINES = {
     "hardware": 2_429,
     "kernels": 3_133,
     "launch": 2_075,
-    "parallel": 4_780,
+    "parallel": 4_699,
     "planner": 6_669,
     "records": 5_433,
     "reporting": 5_180,
