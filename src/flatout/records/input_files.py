@@ -117,7 +117,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         import tomllib
     else:  # here: a script's own Python, which reads records too, may be older and have no tomli
         import tomli as tomllib
-    return tomllib.loads(text)
+    tables: dict[str, Any] = tomllib.loads(text)
+    return tables
 
 
 def checked(plain: Any) -> Any:
