@@ -9,12 +9,15 @@ import contextlib
 import json
 import os
 import sys
+import sysconfig
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import flatout
 from flatout.agent import patching, undo_journal
 from flatout.agent.hooks import loader, model, optimizer, step
 from flatout.agent.nested import leaves_of
@@ -51,6 +54,20 @@ ONE_STEP = (
 )
 MORE_STEPS = 3
 """Steps of one optimizer after which a trace ends even if another one never stepped."""
+CAUSES = (
+    (
+        "does not require grad and does not have a grad_fn",
+        "the loss comes from nothing that is trained: give torch.utils.checkpoint "
+        "use_reentrant=False, whose old form gives no gradients to layers that are fed with data; "
+        "without checkpoints, see what detaches the loss",
+    ),
+    (
+        "_broadcast_coalesced",
+        "DataParallel on several device_ids is not planned: leave device_ids out to plan one "
+        "GPU that takes the whole batch, or give --gpus N for DistributedDataParallel",
+    ),
+)
+"""Words of torch's errors in a trace, and what to do about them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +371,6 @@ class _ScriptTrace:
 
     def refuse(self, error: BaseException) -> None:
         """Say in one line why the script could not be traced."""
-        from flatout.planner.tracing.child import explained
         from flatout.records.memory_stream import Phase
 
         is_between = self.number > 0 and self.scene.recording.phase is Phase.DATA
@@ -407,3 +423,32 @@ def rank_variables(world_size: int, hosts: int = 1) -> Mapping[str, str]:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
     }
+
+
+def explained(error: BaseException, what: str = "the training step") -> str:
+    """Return one line about an exception: the user's line it came from, and what it says.
+
+    Args:
+        error: what was raised.
+        what: of the script did so.
+    """
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
+    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
+    place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    said = " ".join(str(error).split())[:300]
+    if isinstance(error, DataDependentOutputException):
+        return f"{what} reads values{place} that a trace does not have ({said})"
+    text = f"{what} failed while it was traced{place}: {type(error).__name__}: {said}"
+    if isinstance(error, KeyError) and error.args[0] in rank_variables(1):
+        return f"{text}; torchrun sets that: give --gpus N to plan the first of N processes"
+    cause = next((why for words, why in CAUSES if words in said), "nothing could be predicted")
+    return f"{text}; {cause}"
+
+
+def _is_users(name: str) -> bool:
+    """Return whether a file is neither installed, nor the interpreter's, nor ours."""
+    homes = (Path(flatout.__file__).parent, Path(sysconfig.get_paths()["stdlib"]))
+    path = Path(name).resolve()
+    is_inside = any(path.is_relative_to(home) for home in homes)
+    return not (name.startswith("<") or "site-packages" in path.parts or is_inside)
