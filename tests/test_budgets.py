@@ -21,7 +21,7 @@ LINES = {
     "": 492,
     "agent": 13_431,
     "analysis": 6_356,
-    "cli": 2_156,
+    "cli": 2_130,
     "data": 11_371,
     "guard": 1_212,
     "hardware": 2_429,
