@@ -26,7 +26,7 @@ LINES = {
     "guard": 1_212,
     "hardware": 2_429,
     "kernels": 3_133,
-    "launch": 2_075,
+    "launch": 2_071,
     "parallel": 4_699,
     "planner": 6_668,
     "records": 5_370,
