@@ -12,8 +12,8 @@ This file is the tuner from its beginning to its end; each step is explained whe
    fresh pairs (`_confirm`): winners of many looks are biased upwards.
 5. The recipe is measured as it grows (`measure_stages`).
 
-`TrialRunner.drive` runs what is asked for; a journal's records lead through the same experiments
-again without running any.
+What is asked for is run by `flatout.workflow.tune`; a journal's records lead through the same
+experiments again without running any.
 """
 
 from dataclasses import dataclass, field, replace

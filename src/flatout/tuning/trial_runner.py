@@ -106,24 +106,18 @@ class TrialRunner:
         """Seconds since this runner began."""
         return self.clock() - self.began_s
 
-    def drive(self, asking: Asking[T], ran: Callable[[Record], None] = lambda _: None) -> T:
-        """Run whatever is asked for, and return what follows from it; Ctrl-C is thrown in there.
-
-        `ran` is told of each record before it goes in.
-        """
+    def drive(self, asking: Asking[T]) -> T:
+        """Run whatever is asked for, and return what follows from it; Ctrl-C is thrown in there."""
         try:
             experiment = next(asking)
             while True:
-                experiment = self._next(asking, experiment, ran)
+                experiment = self._next(asking, experiment)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    def _next(
-        self, asking: Asking[Any], experiment: Experiment, ran: Callable[[Record], None]
-    ) -> Experiment:
+    def _next(self, asking: Asking[Any], experiment: Experiment) -> Experiment:
         try:
             record = self.run(experiment)
-            ran(record)
         except KeyboardInterrupt as wish:
             return asking.throw(wish)
         return asking.send(record)
