@@ -24,7 +24,8 @@ from flatout.hardware.catalogue import GpuModel, model_of
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.device_model import RESERVE_ERRORS
 from flatout.planner.largest_batch import affine, largest_batch, steady_replay
-from flatout.planner.memory_trace import TraceRequest, open_tracer
+from flatout.planner.memory_trace import open_tracer
+from flatout.planner.tracing.script import TraceRequest
 from flatout.planner.workspaces import (
     SCHEMA,
     file_name,

@@ -18,10 +18,10 @@ import flatout.rules
 from flatout.cli.commands import SUMMARIES
 from flatout.cli.commands import flatout as command_line
 from flatout.records import catalogue
-from flatout.reporting.schemas import FOLDER as SCHEMAS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+SCHEMAS = ROOT / "src/flatout/reporting/schemas"
 REPOSITORY = os.environ.get("FLATOUT_REPOSITORY", "")
 """Address below which the source is browsed, such as https://host/owner/flatout/blob/main; links
 to files outside `docs/` become plain words where it is empty."""

@@ -5,8 +5,8 @@ import json
 
 from jsonschema import Draft202012Validator
 
+from benchmarks.json_schemas import FOLDER
 from flatout.reporting.documents import finite
-from flatout.reporting.schemas import FOLDER
 
 
 @functools.cache

@@ -49,7 +49,7 @@ from flatout.records.recipe import Recipe
 from flatout.records.trial import Outcome, Trial
 from flatout.records.trial_result import CurvePoint, PrintedValue, RunRecord
 from flatout.tuning.history import errors_on, read_history
-from flatout.tuning.policy import Policy, TuningTask
+from flatout.tuning.policy import TuningTask, budget_of, tuning
 from flatout.tuning.script_files import digests_of
 from flatout.tuning.trial_runner import JOURNAL, journal_line, open_journal
 from flatout.workflow import check as checking
@@ -348,10 +348,12 @@ def fuzz_screen(dice, folder):
     (folder / JOURNAL).write_bytes(b"".join(lines))
     header = SCREENED[0]
     begun, recorded = open_journal(folder, header["header"], resume=True)
-    policy = Policy(from_plain(TuningTask, begun["task"]))
-    records = []
-    while (asked := policy.next(records)) and recorded.get(asked.key):
-        records.append(recorded[asked.key].pop(0))
+    task = from_plain(TuningTask, begun["task"])
+    asking = tuning(task, budget_of(task), lambda _: None)
+    with contextlib.suppress(StopIteration):
+        asked = next(asking)
+        while recorded.get(asked.key):
+            asked = asking.send(recorded[asked.key].pop(0))
 
 
 def fuzz_undo_journal(dice, folder):

@@ -23,6 +23,7 @@ from flatout.planner.largest_batch import affine, difference
 from flatout.planner.plan import formula, largest_by_component
 from flatout.planner.replay import components_at
 from flatout.planner.tracing.trace import trace
+from tests.support.host_kernels import trace_host
 from tests.support.truth_models import MODELS
 
 FP32 = 4
@@ -42,7 +43,7 @@ def truth(subject, batch):
 
 def ours(subject, batch):
     """Return the traced peak, and the classic formula with the trace's own terms."""
-    stream = trace(subject, batch=batch, device="cpu", steps=2)
+    stream = trace_host(subject, batch=batch, steps=2)
     course = stream.alive()
     at_peak = components_at(stream, course.index(max(course)))
     return max(course), formula(at_peak, largest_by_component(stream)).bytes

@@ -11,6 +11,7 @@ limits binds.
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from benchmarks.bench import Arm, Bench, Record, cells, comparison, interleave, open_lab
 from flatout.records.ablation import Comparison, Feeding
@@ -69,14 +70,17 @@ class Limits:
 
     def run(self) -> None:
         """Look once; what drawing a replayed batch takes is no part of free data."""
-        plain = self.lab.look("epoch", self.recipe, {}, STEPS).profile
-        free = self.lab.look("free", self.recipe, replay_probe(self.final, "host"), STEPS).profile
+        plain = self._look("epoch", {})
+        free = self._look("free", replay_probe(self.final, "host"))
         costs = self.lab.drive(find_costs(self.lab.history, self.recipe, self.final, STEPS))
         pipeline = self.lab.drive(
             find_pipeline(self.lab.history, self.recipe, self.final, all_cores=True)
         )
         if plain is not None and free is not None and pipeline is not None:
             self.turns.append(Turn(plain.step_ms.median, free_ms_of(free), costs, pipeline))
+
+    def _look(self, what: str, probes: Mapping[str, Any]) -> Profile | None:
+        return self.lab.drive(self.lab.history.look(what, self.recipe, probes, STEPS)).profile
 
     def feeding(self) -> Feeding:
         """Return the rates, each by what is in the middle of its turns.

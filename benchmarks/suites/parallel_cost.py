@@ -14,9 +14,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from benchmarks.bench import Bench, Record
-from flatout.parallel.cost import DeviceCosts, Link, StepWork, Work, fit, step_cost
+from flatout.parallel.cost import DeviceCosts, Link, StepWork, Work, step_cost
 from flatout.records.errors import UserError
 from flatout.records.plan import NumberSource
 
@@ -55,6 +58,10 @@ RANDOM_ROWS, SEEDS = 20, 20
 MOST_ERROR, MOST_REGRET, MOST_TOP_THREE, MOST_RANDOM_REGRET = 0.12, 0.04, 0.01, 0.05
 LEAST_PLANS = 3
 """A scenario with fewer plans is no choice."""
+FIT_ROUNDS = 60
+"""Newton steps of a fit; those that were tried are still after some 20."""
+DAMPING = 1e-9
+"""Keeps the normal equations solvable where a constant has no effect on the calibration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +222,82 @@ def random_plan_regret(rows: Sequence[Row]) -> float:
 def is_designed(row: Row) -> bool:
     """Return whether a row is of the designed calibration: 2 GPUs, nothing split but the layers."""
     return row.gpus == 2 and row.tp == row.dp == 1
+
+
+CONSTANTS = ("s_per_flop", "s_per_byte", "s_per_start", "s_per_parameter", "step_s")
+"""What a fit finds, in the order of its vector."""
+
+
+def fit(steps: Sequence[StepWork], seconds: Sequence[float]) -> DeviceCosts:
+    """Return the constants under which the model's relative errors are smallest.
+
+    None is negative. They are looked for from several starts, by damped Newton steps on the
+    logarithms' scale of each; a calibration needs steps that differ in microbatch and depth.
+
+    Raises:
+        ValueError: with fewer steps than constants.
+    """
+    if len(steps) < len(CONSTANTS):
+        raise ValueError(
+            f"{len(steps)} measured steps do not determine {len(CONSTANTS)} constants; "
+            "measure more microbatch sizes and depths"
+        )
+    scales = _scales(steps, seconds)
+    errors = _errors_of(steps, np.array(seconds), scales)
+    found = min(
+        (_descend(errors, np.array(start)) for start in _starts()),
+        key=lambda x: float(np.sum(errors(x) ** 2)),
+    )
+    named = dict(zip(CONSTANTS, map(float, found * scales), strict=True))
+    return DeviceCosts(**named, source=NumberSource.CALIBRATED)
+
+
+def _starts() -> tuple[tuple[float, ...], ...]:
+    """Return where a fit starts: shares of the step that each constant takes at first."""
+    return (0.6, 0.1, 0.4, 0.05, 0.05), (0.3, 0.3, 0.7, 0.05, 0.05), (0.8, 0.05, 0.2, 0.01, 0.01)
+
+
+def _scales(steps: Sequence[StepWork], seconds: Sequence[float]) -> Any:
+    """Return the constants that would explain the middle step alone, one by one."""
+    middle = sorted(range(len(steps)), key=seconds.__getitem__)[len(steps) // 2]
+    step, spent_s = steps[middle], seconds[middle]
+    passes = step.microbatches + len(step.stages) - 1
+    work = step.stages[0]
+    counts = [passes * n for n in (work.flops, work.moved_bytes, work.starts)]
+    return np.array([spent_s / count if count else 0.0 for count in (*counts, step.parameters, 1)])
+
+
+def _errors_of(steps: Sequence[StepWork], seconds: Any, scales: Any) -> Callable[[Any], Any]:
+    def errors(x: Any) -> Any:
+        costs = DeviceCosts(**dict(zip(CONSTANTS, x * scales, strict=True)))
+        return np.array([step_cost(step, costs).total_s for step in steps]) / seconds - 1
+
+    return errors
+
+
+def _descend(errors: Callable[[Any], Any], start: Any) -> Any:
+    """Return the non-negative vector of the least squares near a start (Levenberg-Marquardt)."""
+    x, damping = start, 1e-2
+    now = errors(x)
+    for _ in range(FIT_ROUNDS):
+        slopes = np.stack([(errors(x + h) - now) / 1e-6 for h in 1e-6 * np.eye(len(x))], axis=1)
+        # A constant at zero that wants to be negative stays there.
+        free = (x > 0) | (slopes.T @ now < 0)
+        moved = slopes[:, free]
+        normal = moved.T @ moved
+        normal += (damping * np.diag(np.diag(normal))) + DAMPING * np.eye(len(normal))
+        better = x.copy()
+        better[free] -= np.linalg.solve(normal, moved.T @ now)
+        better = np.maximum(better, 0.0)
+        then = errors(better)
+        if np.sum(then**2) < np.sum(now**2):
+            is_still = np.max(np.abs(better - x)) < 1e-7
+            x, now, damping = better, then, damping / 3
+            if is_still:
+                break
+        else:
+            damping *= 4
+    return x
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ NAME = __name__.rpartition(".")[2]
 
 @dataclasses.dataclass(frozen=True)
 class Late(Technique):
-    family = "test"
     addresses = frozenset({"forward"})
     numerics = Numerics.EXACT
     ending: object = "all well"

@@ -17,7 +17,7 @@ def written(*, eval_s=0.0, marking_s=0.0):
     seconds = [0.0] * len(NAMES)
     seconds[FORWARD], seconds[OTHER], seconds[EVAL] = 0.06, 0.04 - eval_s, eval_s
     counts = {"evals": int(eval_s > 0), "loader_starts": 0, "batches": 1, "samples": 4}
-    counts |= {"forwards": 1, "backwards": 1, "losses": [1.0]}
+    counts |= {"backwards": 1, "losses": [1.0]}
     segments = [
         {"who": 0, "seconds": seconds, "end": 10 + 0.1 * (number + 1), **counts}
         for number in range(STEPS)

@@ -14,7 +14,6 @@ from flatout.records.trial_spec import TrialSpec
 class Doubler(Technique):
     """Doubles a loader's batch size, or fails in the way that is asked for."""
 
-    family = "test"
     addresses = frozenset()
     numerics = Numerics.TRAINING
     trouble: str = ""

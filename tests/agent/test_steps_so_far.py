@@ -14,7 +14,7 @@ def segments(whos, *, start=0.0):
     for who in whos:
         wall_s = 0.01 + who / 100
         end += wall_s
-        found.append(Segment(who=who, seconds=[wall_s, *[0.0] * 6], end=end, batches=1, forwards=1))
+        found.append(Segment(who=who, seconds=[wall_s, *[0.0] * 6], end=end, batches=1))
     return found
 
 

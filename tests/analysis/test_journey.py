@@ -19,7 +19,7 @@ PHASES = {"data_wait": 50.0, "forward": 20.0, "backward": 10.0, "optimizer": 10.
 
 def segment(number):
     counts = {"evals": 0, "loader_starts": 0, "batches": 1, "samples": 4}
-    counts |= {"forwards": 1, "backwards": 1, "losses": [1.0]}
+    counts |= {"backwards": 1, "losses": [1.0]}
     return {"who": 0, "seconds": SECONDS, "end": 10 + (number + 1) * STEP_S, **counts}
 
 

@@ -23,7 +23,6 @@ def segment(who=0, seconds=0.1, evals=0, loader_starts=0, saved=0.0, losses=(1.0
         seconds=phases,
         batches=1,
         samples=8,
-        forwards=1,
         backwards=1,
         evals=evals,
         loader_starts=loader_starts,

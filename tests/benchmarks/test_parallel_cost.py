@@ -6,7 +6,9 @@ import statistics
 import pytest
 
 from benchmarks.suites import parallel_cost as suite
+from flatout.parallel.cost import DeviceCosts, StepWork, Work, step_cost
 from flatout.records.errors import UserError
+from flatout.records.plan import NumberSource
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +57,23 @@ def test_a_missing_table_is_named(tmp_path, monkeypatch):
 
     with pytest.raises(UserError, match=suite.VARIABLE):
         suite.folder()
+
+
+def test_a_fit_finds_the_constants_that_made_the_steps():
+    made = DeviceCosts(s_per_flop=2e-3, s_per_byte=1e-3, s_per_start=0.05, step_s=0.01)
+    steps = [
+        StepWork(stages=(Work(flops=f * b, moved_bytes=g * b, starts=depth),) * 2, microbatches=4)
+        for b in (1, 2, 4, 8)
+        for f, g, depth in ((10, 5, 2), (20, 30, 3), (15, 2, 6))
+    ]
+
+    found = suite.fit(steps, [step_cost(step, made).total_s for step in steps])
+
+    for name in ("s_per_flop", "s_per_byte", "s_per_start", "step_s"):
+        assert getattr(found, name) == pytest.approx(getattr(made, name), rel=1e-3)
+    assert found.source is NumberSource.CALIBRATED
+
+
+def test_too_few_measured_steps_are_refused():
+    with pytest.raises(ValueError, match="measure more microbatch sizes"):
+        suite.fit([StepWork(stages=(Work(flops=1.0),))], [1.0])

@@ -6,13 +6,14 @@ import sys
 import pytest
 
 from flatout.hardware.machine import read_machine
-from flatout.planner.memory_trace import TraceRequest, trace_memory
+from flatout.planner.tracing.script import TraceRequest
 from flatout.records.errors import UserError
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome, Workload
 from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.run import run
 from tests.paths import ROOT
+from tests.support.traced import trace_memory
 
 SCRIPTS = ROOT / "tests/scripts/public"
 

@@ -1,8 +1,8 @@
-"""The cost model of spread steps: its parts by hand, and its fit on steps that it made itself."""
+"""The cost model of spread steps: its parts by hand."""
 
 import pytest
 
-from flatout.parallel.cost import DeviceCosts, Link, StepWork, Work, fit, step_cost
+from flatout.parallel.cost import DeviceCosts, Link, StepWork, Work, step_cost
 from flatout.records.plan import NumberSource
 
 LINK = Link(latency_s=1e-3, bytes_per_s=1000.0, source=NumberSource.ASSUMED)
@@ -69,23 +69,3 @@ def test_the_share_of_starts_is_one_of_the_step():
 
     assert cost.total_s == 2 * 5.0 + 10.0
     assert cost.shares["starts"] == 2 * 4.0 / 20.0
-
-
-def test_a_fit_finds_the_constants_that_made_the_steps():
-    made = DeviceCosts(s_per_flop=2e-3, s_per_byte=1e-3, s_per_start=0.05, step_s=0.01)
-    steps = [
-        StepWork(stages=(Work(flops=f * b, moved_bytes=g * b, starts=depth),) * 2, microbatches=4)
-        for b in (1, 2, 4, 8)
-        for f, g, depth in ((10, 5, 2), (20, 30, 3), (15, 2, 6))
-    ]
-
-    found = fit(steps, [step_cost(step, made).total_s for step in steps])
-
-    for name in ("s_per_flop", "s_per_byte", "s_per_start", "step_s"):
-        assert getattr(found, name) == pytest.approx(getattr(made, name), rel=1e-3)
-    assert found.source is NumberSource.CALIBRATED
-
-
-def test_too_few_measured_steps_are_refused():
-    with pytest.raises(ValueError, match="measure more microbatch sizes"):
-        fit([StepWork(stages=(Work(flops=1.0),))], [1.0])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from flatout.planner.tracing.trace import trace
 from flatout.planner.tracing.training_step import TrainingStep
+from tests.support.host_kernels import trace_host
 from tests.support.truth_models import MODELS
 
 WORST = 0.005
@@ -57,7 +57,7 @@ def measured_peak(subject: TrainingStep, steps: int = 2) -> int:
 @functools.cache
 def error_of(name: str) -> float:
     subject = MODELS[name]
-    predicted = max(trace(subject, device="cpu").alive())
+    predicted = max(trace_host(subject).alive())
     torch.manual_seed(0)
     measured = measured_peak(subject)
     return predicted / measured - 1
@@ -95,6 +95,6 @@ def test_predicts_most_peaks_to_a_thousandth() -> None:
 def test_a_wrong_prediction_would_be_seen() -> None:
     subject = MODELS["gpt"]
 
-    half = max(trace(subject, batch=subject.batch_size // 2, device="cpu").alive())
+    half = max(trace_host(subject, batch=subject.batch_size // 2).alive())
 
     assert abs(half / measured_peak(subject) - 1) > WORST

@@ -9,7 +9,8 @@ from flatout.hardware.catalogue import find_gpu
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.kernel_workspaces import Convolution, Recurrent, taken_by
 from flatout.planner.largest_batch import steady_replay
-from flatout.planner.memory_trace import TraceRequest, open_tracer
+from flatout.planner.memory_trace import open_tracer
+from flatout.planner.tracing.script import TraceRequest
 from flatout.planner.workspaces import find_calibration, with_workspaces
 from flatout.records.input_files import read_json
 from flatout.records.memory_stream import Allocation, Component, Phase

@@ -10,12 +10,14 @@ import pytest
 from flatout.analysis.stream_changes import second_copies, with_buckets
 from flatout.launch.trial_process import clean_up_stale_trials
 from flatout.planner.largest_batch import affine
-from flatout.planner.memory_trace import TraceRequest, _Process, open_tracer, trace_memory
+from flatout.planner.memory_trace import _Process, open_tracer
 from flatout.planner.tracing import script
+from flatout.planner.tracing.script import TraceRequest
 from flatout.records.errors import UserError
 from flatout.records.memory_stream import Component, Phase
 from flatout.records.recipe import Choice, Recipe
 from tests.paths import ROOT
+from tests.support.traced import trace_memory
 
 SCRIPTS = ROOT / "tests/scripts/whole"
 
@@ -294,7 +296,7 @@ def test_where_a_gpu_cannot_be_pretended_the_host_stands_in(folder, monkeypatch)
     with open_tracer("planned_task.py:task") as trace, pytest.raises(UserError, match="died"):
         trace(TraceRequest())
 
-    assert asked == ["cuda", "host"]
+    assert asked == ["cuda", "cpu"]
 
 
 @pytest.mark.parametrize("request_", [TraceRequest(batch=0), TraceRequest(steps=0)])
@@ -373,7 +375,8 @@ def killed(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 memory_script.run_process = memory_trace._Process.next_line = killed
-memory_trace.trace_memory("{}")
+with memory_trace.open_tracer("{}") as trace:
+    trace(memory_script.TraceRequest())
 """
 WAIT_S = 120.0
 

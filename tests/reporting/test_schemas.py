@@ -5,9 +5,9 @@ import json
 import pytest
 from jsonschema import Draft202012Validator
 
+from benchmarks.json_schemas import FOLDER, documents
 from flatout.records.ablation import ablation_from_json
 from flatout.records.profile import profile_from_json
-from flatout.reporting.schemas import FOLDER, documents
 from flatout.workflow.check import Codes, check
 from flatout.workflow.compare import compare
 from tests.paths import ROOT
@@ -26,7 +26,7 @@ def test_the_file_is_what_the_records_say(name):
     written = json.loads((FOLDER / f"{name}.schema.json").read_text())
 
     Draft202012Validator.check_schema(written)
-    assert written == documents()[name], "write it: python -m flatout.reporting.schemas"
+    assert written == documents()[name], "write it: python -m benchmarks.json_schemas"
 
 
 @pytest.mark.parametrize("plain", PROFILES)

@@ -42,7 +42,6 @@ def result(*, step_s=0.1, who=(0,), device=(), models=(), optimizers=()):
             "end": number * step_s + (place + 1) * 2 * half,
             "batches": 1,
             "samples": 8,
-            "forwards": 1,
             "backwards": 1,
             "evals": 0,
             "loader_starts": 0,

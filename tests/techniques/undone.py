@@ -104,7 +104,6 @@ class Photographs(Pictures):
 class Careless(Technique):
     """Shows that what stays is noticed."""
 
-    family = "compute"
     addresses = frozenset({"forward"})
     numerics = Numerics.EXACT
 

@@ -25,7 +25,7 @@ def result_of(kind):
     """Return what a training process writes after steps of one length."""
     seconds = [0.0] * len(NAMES)
     seconds[NAMES.index("forward")] = STEP_S
-    counts = {"batches": 1, "samples": 1, "forwards": 1, "backwards": 1}
+    counts = {"batches": 1, "samples": 1, "backwards": 1}
     rows = [
         {"who": 0, "seconds": seconds, "end": 100 + STEP_S * (i + 1), "losses": [1.0]}
         | {"evals": 0, "loader_starts": 0, "communication": []}

@@ -33,7 +33,7 @@ def test_the_copies_are_looked_at_where_steps_are_timed_and_nowhere_else(tmp_pat
 
     lab.time(Recipe())
     lab.guard(Recipe(), "baseline", {}, 2)
-    lab.look("samples", Recipe(), {"pipeline": {}}, 12)
+    lab.drive(lab.history.look("samples", Recipe(), {"pipeline": {}}, 12))
 
     assert traced == [True, False, False]
 

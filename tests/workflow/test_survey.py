@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
@@ -44,9 +45,10 @@ class Memory(World):
 
 
 def run(world, tmp_path, *names, **options):
-    chosen = [method for method in methods() if method.name in names]
-    given = {"runner": world, "wait": lambda _: None, "methods": chosen} | options
-    return survey(WORKLOAD, SurveyOptions(out=tmp_path, **given), lambda _: None, MACHINE)
+    chosen = tuple(method for method in methods() if not names or method.name in names)
+    asked = SurveyOptions(out=tmp_path, **{"runner": world, "wait": lambda _: None} | options)
+    with patch("flatout.workflow.survey.methods", lambda: chosen):
+        return survey(WORKLOAD, asked, lambda _: None, MACHINE)
 
 
 def rows(found):

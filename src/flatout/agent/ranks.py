@@ -86,10 +86,10 @@ class Ranks:
             time.sleep(POLL_S)
 
     def facts(self) -> RankPlace | None:
-        """Return rank, world size and backend; None for a training of one process."""
+        """Return rank and world size; None for a training of one process."""
         if self.is_alone:
             return None
-        return RankPlace(rank=self.rank, world_size=self.size, backend=backend())
+        return RankPlace(rank=self.rank, world_size=self.size)
 
     def _present(self) -> list[int]:
         """Return the ranks of this machine that have made a segment, this one included."""
@@ -127,11 +127,3 @@ def own_rank() -> int:
     """Return this process's rank, 0 for a training of one process."""
     found = rank_and_size()
     return found[0] if found else 0
-
-
-def backend() -> str:
-    """Return the default group's backend, such as `gloo` or `nccl`; empty without a group."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return ""
-    return str(distributed.get_backend())

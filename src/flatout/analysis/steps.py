@@ -46,7 +46,6 @@ class Step:
     end: float
     batches: int
     samples: int
-    forwards: int
     backwards: int
     is_dirty: bool
     """Whether evaluation, saving or the start of a loader's iterator is in it."""
@@ -210,7 +209,6 @@ def _merge(group: Sequence[Segment]) -> Step:
             end=part.end,
             batches=part.batches,
             samples=part.samples,
-            forwards=part.forwards,
             backwards=part.backwards,
             is_dirty=part.evals + part.loader_starts > 0 or part.seconds[SAVE] > 0,
             losses=tuple(part.losses),
@@ -225,7 +223,6 @@ def _merge(group: Sequence[Segment]) -> Step:
         end=group[-1].end,
         batches=sum(part.batches for part in group),
         samples=sum(part.samples for part in group),
-        forwards=sum(part.forwards for part in group),
         backwards=sum(part.backwards for part in group),
         is_dirty=evaluated > 0 or seconds[SAVE] > 0,
         losses=tuple(loss for part in group for loss in part.losses),

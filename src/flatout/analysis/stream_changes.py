@@ -7,7 +7,7 @@ They stand in for a trace where a technique cannot be traced; each function says
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -263,15 +263,13 @@ def is_expensive(allocation: Allocation) -> bool:
 
 
 def recomputed(
-    stream: MemoryStream,
-    blocks: Sequence[str] | None = None,
-    keeps: Callable[[Allocation], bool] = lambda _: False,
+    stream: MemoryStream, keeps: Callable[[Allocation], bool] = lambda _: False
 ) -> list[Allocation]:
     """Return the activations of one step that checkpointing would make again."""
     last = stream.steps - 1
     return [
         stream.allocations[index]
-        for region in _chosen(stream, blocks)
+        for region in regions_of(stream)
         for index in region.inner
         if stream.allocations[index].step == last and not keeps(stream.allocations[index])
     ]

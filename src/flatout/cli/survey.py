@@ -48,11 +48,10 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     alone and whether or not it helps, in pairs of fresh processes. Nothing is kept, and whether the
     training stays the same is not judged: flatout tune does that. What SCRIPT writes is undone.
     """
-    from flatout.cli.tuning_output import INTERRUPTED, display
+    from flatout.cli.tuning_output import INTERRUPTED, display, show_failure
     from flatout.launch.workloads import parse_workload
     from flatout.reporting.documents import ensure_file_writable, ensure_writable, write_json
     from flatout.reporting.survey import render_survey
-    from flatout.reporting.terminal import render_failure
     from flatout.tuning.policy import BaselineFailedError
     from flatout.workflow.survey import SurveyOptions, survey
 
@@ -65,14 +64,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         with display(budget, is_quiet=quiet) as tell:
             found = survey(workload, options, tell)
     except BaselineFailedError as error:
-        text = render_failure(
-            error.trial,
-            workload=workload.command_line,
-            width=terminal_width(),
-            language=language,
-        )
-        show(text, is_error=True)
-        return 2
+        return show_failure(error, workload, language)
     show(render_survey(found, width=terminal_width(), language=language))
     if json_path:
         write_json(found.to_json(), json_path)

@@ -57,8 +57,7 @@ def display(budget_s: float, *, is_quiet: bool = False) -> Iterator[Tell]:
         return
     console = Console(stderr=True, highlight=False)
     start = Progress(trying="starting", done_share=0.0, elapsed_s=0.0, left_s=budget_s)
-    columns = (Spent(bar_width=24), Left(), Runs(), Best(), Trying())
-    with Bar(*columns, console=console, transient=True) as bar:
+    with Bar(Spent(bar_width=24), Words(), console=console, transient=True) as bar:
         task = bar.add_task("", total=budget_s, now=start, at=time.monotonic())
 
         def tell(progress: Progress) -> None:
@@ -96,37 +95,19 @@ class Spent(BarColumn):
         return ProgressBar(total=task.total, completed=spent, width=self.bar_width)
 
 
-class Left(ProgressColumn):
-    """The time left of the budget."""
+class Words(ProgressColumn):
+    """The time left, the runs so far, the best gain, and what is being tried.
+
+    No one knows how many runs there will be.
+    """
 
     def render(self, task: Task) -> Text:
-        """Return it in words."""
-        left_s = max(0.0, task.fields["now"].left_s - _since(task))
-        return Text(f"{format_duration(left_s)} left")
-
-
-class Runs(ProgressColumn):
-    """The runs of the script so far: no one knows how many there will be."""
-
-    def render(self, task: Task) -> Text:
-        """Return them in words."""
-        return Text(_runs(task.fields["now"]))
-
-
-class Best(ProgressColumn):
-    """The gain of the techniques kept so far."""
-
-    def render(self, task: Task) -> Text:
-        """Return it as a ratio."""
-        return Text(f"best {format_ratio(task.fields['now'].best_ratio)}")
-
-
-class Trying(ProgressColumn):
-    """What is being tried; last, because it has no fixed width."""
-
-    def render(self, task: Task) -> Text:
-        """Return it in words."""
-        return Text(ascii_only(task.fields["now"].trying), overflow="ellipsis", no_wrap=True)
+        """Return them as they are at this moment."""
+        now: Progress = task.fields["now"]
+        left = f"{format_duration(max(0.0, now.left_s - _since(task)))} left"
+        best = f"best {format_ratio(now.best_ratio)}"
+        words = filter(None, (left, _runs(now), best, ascii_only(now.trying)))
+        return Text(" ".join(words), overflow="ellipsis", no_wrap=True)
 
 
 def _since(task: Task) -> float:
@@ -160,14 +141,7 @@ def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) 
         with display(options.budget_s, is_quiet=form.is_quiet) as tell:
             ablation = tune(workload, options, tell)
     except BaselineFailedError as error:
-        text = render_failure(
-            error.trial,
-            workload=workload.command_line,
-            width=terminal_width(),
-            language=form.language,
-        )
-        show(text, is_error=True)
-        return 2
+        return show_failure(error, workload, form.language)
     # The table first: should the disk be full, nothing is lost.
     place = place_of(workload, options.out)
     text = render_ablation(
@@ -185,6 +159,14 @@ def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) 
     pictures = "ladder.svg, stages.svg" if (options.out / STAGES).exists() else "ladder.svg"
     show(f"files {options.out}/: ladder.html, {pictures}, report.md, ablation.json, {RECIPE}\n")
     return INTERRUPTED if ablation.stopped == "interrupted" else 0
+
+
+def show_failure(error: BaselineFailedError, workload: Workload, language: str) -> int:
+    """Say why the unchanged script gave no measurement; return the exit code."""
+    words, width = workload.command_line, terminal_width()
+    text = render_failure(error.trial, workload=words, width=width, language=language)
+    show(text, is_error=True)
+    return 2
 
 
 def place_of(workload: Workload, out: Path) -> ResultPlace:

@@ -62,11 +62,6 @@ class Leases:
         weakref.finalize(lent, self._give_back, block).atexit = False
         return torch.from_numpy(lent).view(dtype).view(tuple(shape))
 
-    @property
-    def free(self) -> int:
-        """Blocks that wait."""
-        return len(self._free)
-
     def _find(self, count: int) -> Any:
         with self._lock:
             for number, block in enumerate(self._free):

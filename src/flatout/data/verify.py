@@ -36,11 +36,6 @@ class Verification:
     problems: tuple[str, ...] = ()
     num_problems: int = 0
 
-    @property
-    def is_equal(self) -> bool:
-        """Whether every sample is that of the source."""
-        return not self.num_problems
-
 
 @dataclass(frozen=True, slots=True)
 class VerifyShard:

@@ -28,7 +28,6 @@ class TorchBuild:
     """CUDA version it was built with; None for a build without CUDA."""
     hip: str | None = None
     """ROCm's HIP version it was built with."""
-    folder: Path | None = None
 
     @property
     def is_cpu_only(self) -> bool:
@@ -42,7 +41,7 @@ def torch_build() -> TorchBuild:
     if spec is None or not spec.submodule_search_locations:
         return TorchBuild(version="")
     folder = Path(next(iter(spec.submodule_search_locations)))
-    return read_build(folder) or TorchBuild(version=metadata.version("torch"), folder=folder)
+    return read_build(folder) or TorchBuild(version=metadata.version("torch"))
 
 
 def read_build(folder: Path) -> TorchBuild | None:
@@ -55,7 +54,6 @@ def read_build(folder: Path) -> TorchBuild | None:
         version=constants.get("__version__") or "",
         cuda=constants.get("cuda"),
         hip=constants.get("hip"),
-        folder=folder,
     )
 
 

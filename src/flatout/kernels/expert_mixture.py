@@ -273,7 +273,6 @@ def _noisy(tokens: torch.Tensor) -> torch.Tensor:
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        del m, module_qualified_name
         return True
 
 

@@ -191,7 +191,6 @@ def _operator(  # noqa: PLR0913, PLR0917  the operator's schema
 def _shapes(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917  as the operator
     a, b, c, bias, residual, alpha, beta, activation, keeps, variant
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del c, bias, residual, alpha, beta, variant
     columns = b.shape[1]
     width = columns // 2 if activation == "swiglu" else columns
     kept = a.new_empty(a.shape[0], columns) if keeps else a.new_empty(0)

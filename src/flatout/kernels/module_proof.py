@@ -130,7 +130,6 @@ class _InDouble(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        del types
         if func in CASTS:
             return args[0].double()
         args, kwargs = _pytree.tree_map_only(

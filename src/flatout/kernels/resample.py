@@ -39,7 +39,6 @@ _Array._fields_ = [
 
 def across_first(size: Size, to_size: Size) -> bool:
     """Return whether the columns come first: never, in Pillow before 13."""
-    del size, to_size
     return False
 
 

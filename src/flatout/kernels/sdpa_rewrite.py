@@ -324,7 +324,6 @@ class _Tracer(fx.Tracer):
         self.thread = threading.get_ident()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        del m
         return module_qualified_name not in self.opened
 
     def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:

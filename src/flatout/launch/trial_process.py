@@ -86,8 +86,6 @@ class ProcessOptions:
     """Time without any sign of training after which the child counts as hung."""
     seed: int | None = 0
     """Seeds Python, numpy and torch before the script's own code; None leaves them alone."""
-    is_protected: bool = True
-    """Whether the script's writes are thrown away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,14 +129,14 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
     Everything below the child is gone when this returns, and on an exception too. Files that the
     child left under the names in `options.keep` are moved to the folder `keep`.
     """
-    is_free = not options.is_protected or SPEC_VARIABLE in os.environ
+    is_free = SPEC_VARIABLE in os.environ
     with (
         hold_working_folder(workload.folder, scratch_root(), is_free=is_free) as lock,
         _interrupts_noted() as raise_interrupt,
     ):
         folder = make_trial_folder(scratch_root())
         jobs.announce(folder, options.spec.mode, workload.command_line)
-        before = list_files(workload.folder) if options.is_protected else None
+        before = list_files(workload.folder)
         shortage = memory_shortage()
         life_line, our_end = os.pipe()
         supervisor: subprocess.Popen[bytes] | None = None
@@ -171,7 +169,7 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
                     for line in _undo(folder).differences:  # the supervisor was killed
                         sys.stderr.write(f"flatout: {line}\n")
             _discard(folder)
-        changed = changed_files(before, workload.folder) if options.is_protected else ()
+        changed = changed_files(before, workload.folder)
         for line in ending["kept"]:
             sys.stderr.write(f"flatout: {line}\n")
         now = memory_shortage()
@@ -277,10 +275,8 @@ def _supervisor_spec(
     workload: Workload, options: ProcessOptions, folder: Path, life_line: int
 ) -> dict[str, Any]:
     child_spec = folder / "child.json"
-    environment = dict(options.environment)
-    if options.is_protected:
-        environment |= SILENCED | byte_code(environment)
-        environment["MLFLOW_TRACKING_URI"] = (folder / "mlflow").as_uri()
+    environment = {**options.environment, **SILENCED, **byte_code(options.environment)}
+    environment["MLFLOW_TRACKING_URI"] = (folder / "mlflow").as_uri()
     if options.seed is not None:
         environment.setdefault("PYTHONHASHSEED", str(options.seed))
     cwd = workload.folder.resolve()
@@ -295,7 +291,7 @@ def _supervisor_spec(
         "hang_s": options.hang_s,
         "life_line": life_line,
         "terminal": _terminal_size(),
-        "overlay": options.is_protected and can_overlay(cwd, folder),
+        "overlay": can_overlay(cwd, folder),
         "child": to_plain(
             replace(
                 options.spec,
@@ -304,7 +300,7 @@ def _supervisor_spec(
                 prefix=sys.prefix,
                 seed=options.seed,
                 descendants_end=True,
-                undo=str(folder) if options.is_protected else None,
+                undo=str(folder),
                 not_journaled=tuple(not_journaled(environment)),
             )
         ),

@@ -5,13 +5,12 @@ them. The two overlap in part: neither the sum nor the larger one is right, the 
 squares is between them. A pipeline waits for its slowest stage in every microbatch but the first,
 which fills it. What ranks exchange costs a latency for each hop and its bytes over a bandwidth.
 
-The constants come from a calibration or a data sheet; `fit` finds them from measured steps.
+The constants come from a data sheet, or from a measured profile (`flatout.parallel.search`).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -19,10 +18,6 @@ from flatout.records.plan import NumberSource
 
 REDUCED_AND_GATHERED = 2
 """An all-reduce is a reduce-scatter followed by an all-gather, as rings do it."""
-FIT_ROUNDS = 60
-"""Newton steps of a fit; those that were tried are still after some 20."""
-DAMPING = 1e-9
-"""Keeps the normal equations solvable where a constant has no effect on the calibration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,79 +194,3 @@ def step_cost(step: StepWork, costs: DeviceCosts) -> StepCost:
         data_s=step.data_s,
         start_s=step.microbatches * costs.s_per_start * work.starts,
     )
-
-
-CONSTANTS = ("s_per_flop", "s_per_byte", "s_per_start", "s_per_parameter", "step_s")
-"""What a fit finds, in the order of its vector."""
-
-
-def fit(steps: Sequence[StepWork], seconds: Sequence[float]) -> DeviceCosts:
-    """Return the constants under which the model's relative errors are smallest.
-
-    None is negative. They are looked for from several starts, by damped Newton steps on the
-    logarithms' scale of each; a calibration needs steps that differ in microbatch and depth.
-
-    Raises:
-        ValueError: with fewer steps than constants.
-    """
-    if len(steps) < len(CONSTANTS):
-        raise ValueError(
-            f"{len(steps)} measured steps do not determine {len(CONSTANTS)} constants; "
-            "measure more microbatch sizes and depths"
-        )
-    scales = _scales(steps, seconds)
-    errors = _errors_of(steps, np.array(seconds), scales)
-    found = min(
-        (_descend(errors, np.array(start)) for start in _starts()),
-        key=lambda x: float(np.sum(errors(x) ** 2)),
-    )
-    named = dict(zip(CONSTANTS, map(float, found * scales), strict=True))
-    return DeviceCosts(**named, source=NumberSource.CALIBRATED)
-
-
-def _starts() -> tuple[tuple[float, ...], ...]:
-    """Return where a fit starts: shares of the step that each constant takes at first."""
-    return (0.6, 0.1, 0.4, 0.05, 0.05), (0.3, 0.3, 0.7, 0.05, 0.05), (0.8, 0.05, 0.2, 0.01, 0.01)
-
-
-def _scales(steps: Sequence[StepWork], seconds: Sequence[float]) -> Any:
-    """Return the constants that would explain the middle step alone, one by one."""
-    middle = sorted(range(len(steps)), key=seconds.__getitem__)[len(steps) // 2]
-    step, spent_s = steps[middle], seconds[middle]
-    passes = step.microbatches + len(step.stages) - 1
-    work = step.stages[0]
-    counts = [passes * n for n in (work.flops, work.moved_bytes, work.starts)]
-    return np.array([spent_s / count if count else 0.0 for count in (*counts, step.parameters, 1)])
-
-
-def _errors_of(steps: Sequence[StepWork], seconds: Any, scales: Any) -> Callable[[Any], Any]:
-    def errors(x: Any) -> Any:
-        costs = DeviceCosts(**dict(zip(CONSTANTS, x * scales, strict=True)))
-        return np.array([step_cost(step, costs).total_s for step in steps]) / seconds - 1
-
-    return errors
-
-
-def _descend(errors: Callable[[Any], Any], start: Any) -> Any:
-    """Return the non-negative vector of the least squares near a start (Levenberg-Marquardt)."""
-    x, damping = start, 1e-2
-    now = errors(x)
-    for _ in range(FIT_ROUNDS):
-        slopes = np.stack([(errors(x + h) - now) / 1e-6 for h in 1e-6 * np.eye(len(x))], axis=1)
-        # A constant at zero that wants to be negative stays there.
-        free = (x > 0) | (slopes.T @ now < 0)
-        moved = slopes[:, free]
-        normal = moved.T @ moved
-        normal += (damping * np.diag(np.diag(normal))) + DAMPING * np.eye(len(normal))
-        better = x.copy()
-        better[free] -= np.linalg.solve(normal, moved.T @ now)
-        better = np.maximum(better, 0.0)
-        then = errors(better)
-        if np.sum(then**2) < np.sum(now**2):
-            is_still = np.max(np.abs(better - x)) < 1e-7
-            x, now, damping = better, then, damping / 3
-            if is_still:
-                break
-        else:
-            damping *= 4
-    return x

@@ -64,7 +64,6 @@ class _Tracer(fx.Tracer):
         self.forward: Callable[..., Any] | None = None
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        del m
         start = f"{module_qualified_name}."
         return not any(one.startswith(start) for one in self.blocks)
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from flatout.agent.journal_file import open_claims
@@ -24,53 +24,22 @@ from flatout.launch import trial_folders
 from flatout.launch.rollback import rollback
 from flatout.launch.trial_process import TRACE, byte_code, last_output, not_journaled, scratch_root
 from flatout.launch.workloads import parse_workload
-from flatout.planner.tracing.script import ScriptTracer
+from flatout.planner.tracing.script import ScriptTracer, TraceRequest
 from flatout.records.errors import UserError
 from flatout.records.files import module_command, with_boot
 from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_json
 from flatout.records.json_records import to_plain
 from flatout.records.memory_stream import MemoryStream, stream_from_json
-from flatout.records.recipe import Recipe
 from flatout.records.trial import Workload
 
 CHILD = "flatout.planner.tracing.child"
 HF = "hf:"
 """Before the path of a transformers configuration."""
-LIMIT_S = 300.0
-"""A trace takes seconds; what takes longer reads its data for real, or hangs."""
 END_S = 5.0
 """How long a tracing process may take to end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRequest:
-    """What is traced of a target."""
-
-    batch: int | None = None
-    """Samples of a micro-batch; None takes the target's own number."""
-    recipe: Recipe = Recipe()
-    """Techniques that the training runs with."""
-    device: str = "cuda"
-    """`cuda`, there or not, or `cpu`."""
-    steps: int = 2
-    capability: tuple[int, int] = (9, 0)
-    """Compute capability of the device that is planned for."""
-    ranks: int = 1
-    """Processes of a script that torchrun would start; the traced one is the first."""
-    hosts: int = 1
-    """Over which they are spread evenly."""
-    limit_s: float = LIMIT_S
-
-
 Trace = Callable[[TraceRequest], MemoryStream]
-
-
-def trace_memory(
-    target: str, arguments: Sequence[str] = (), request: TraceRequest = TraceRequest()
-) -> MemoryStream:
-    """Return the allocations of a target's first steps; see `open_tracer`."""
-    with open_tracer(target, arguments) as trace:
-        return trace(request)
 
 
 @contextlib.contextmanager
@@ -147,7 +116,7 @@ class _Process:
         reply = self.ask(request)
         if reply is None and request.device == "cuda":
             # A device that is not there is torch's inner business: fall back instead of giving up.
-            reply = self.ask(replace(request, device="host"))
+            reply = self.ask(replace(request, device="cpu"))
             if reply is not None and "stream" in reply:
                 note = "the process died with a CUDA device that is not there: traced on the host"
                 stream = self.read(reply)

@@ -63,14 +63,13 @@ KINDS = {
 }
 
 
-def plan_of(target: str, setup: Setup, *, fit: bool = False, checked: str = "") -> Plan:
+def plan_of(target: str, setup: Setup, *, fit: bool = False) -> Plan:
     """Return the plan of a traced step.
 
     Args:
         target: what the user planned.
         setup: the stream and the device.
         fit: whether the largest batch is looked for.
-        checked: how the extrapolation was checked.
     """
     ground, stream = setup.ground, setup.stream
     limit = ground.limit(stream)
@@ -104,7 +103,6 @@ def plan_of(target: str, setup: Setup, *, fit: bool = False, checked: str = "") 
         formula_missed=classic.missed,
         retries=played.steady_retries,
         accumulating=_accumulating(setup, batches, fits=played.fits),
-        checked=checked,
         notes=stream.notes,
         environment={"gpu": ground.gpu.name, "gpus": ground.gpus, "method": stream.method},
     )

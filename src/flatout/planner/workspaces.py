@@ -33,8 +33,6 @@ WORKSPACE_PART = re.compile(r":(\d+):(\d+)")
 class Calibration:
     """Bytes that no tracer sees, of one GPU with one torch."""
 
-    gpu: str
-    torch: str
     context: Amount
     """The process's own share of the device before any tensor, and the kernels it loads."""
     cublas_workspace: Amount
@@ -109,8 +107,6 @@ def _calibration(
     workspace = "hipblas_workspace_gfx942" if gpu.name in AMD_128 else workspace
     errors = measured.get("errors", {}) if measured is not None and is_same else {}
     return Calibration(
-        gpu=gpu.name,
-        torch=str(measured["torch"]) if measured is not None else "any",
         context=amount("context"),
         cublas_workspace=amount("cublas_workspace", workspace),
         nccl=amount("nccl"),

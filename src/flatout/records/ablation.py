@@ -7,7 +7,6 @@ and how well the training is fed (`Feeding`). `Contrast` is two stored results, 
 
 import functools
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from flatout.records.input_files import parse_toml
 from flatout.records.json_records import from_plain, to_plain
 from flatout.records.messages import Text
 from flatout.records.profile import PeakBytes, Profile, profile_from_json
@@ -570,11 +570,5 @@ class Survey:
 @functools.cache
 def methods() -> tuple[Method, ...]:
     """Return the methods in the article's order, the combinations last."""
-    # Here: the script's own Python, which reads records too, may be older and have no tomli.
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
     text = Path(__file__).with_name("survey.toml").read_text(encoding="utf-8")
-    return tuple(from_plain(Method, method) for method in tomllib.loads(text)["method"])
+    return tuple(from_plain(Method, method) for method in parse_toml(text)["method"])

@@ -99,16 +99,26 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         OSError: if it cannot be read.
         ValueError: if it is no TOML within the bounds, or holds a date: JSON has none.
     """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:  # here: a training's Python of another environment may lack it, and reads no TOML
-        import tomli as tomllib
     text = read_bytes(path, MAX_TOML_BYTES).decode("utf-8")
     try:
-        plain: dict[str, Any] = checked(tomllib.loads(text))
+        plain: dict[str, Any] = checked(parse_toml(text))
     except RecursionError:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
     return plain
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of TOML, as they are.
+
+    Raises:
+        ValueError: if it is no TOML.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:  # here: a script's own Python, which reads records too, may be older and have no tomli
+        import tomli as tomllib
+    tables: dict[str, Any] = tomllib.loads(text)
+    return tables
 
 
 def checked(plain: Any) -> Any:

@@ -16,15 +16,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 SIMPLE = frozenset({int, float, bool, str, type(None)})
 """What JSON has as it is: a trial writes many thousands of such numbers."""
-SCHEMAS: dict[Any, Any] = {
-    int: "integer",
-    float: ["number", "null"],
-    bool: "boolean",
-    str: "string",
-    Path: "string",
-    type(None): "null",
-}
-"""Of a leaf the JSON Schema's name of its type; anything else may be anything."""
 MAX_SHOWN = 60
 """Characters of a wrong value that a message has."""
 
@@ -71,7 +62,7 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
     if not isinstance(plain, Mapping):
         raise _wrong(kind, plain, where or "it")
     found = {}
-    for name, hint, has_default in _declared(typing.cast("Any", kind)):
+    for name, hint, has_default in declared(typing.cast("Any", kind)):
         path = f"{where}.{name}" if where else name
         if name in plain:
             found[name] = _value(hint, plain[name], path)
@@ -81,7 +72,7 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
 
 
 @lru_cache(maxsize=256)
-def _declared(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
+def declared(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
     """Return name, type and whether there is a default, of each field."""
     hints = typing.get_type_hints(kind)
     return tuple(
@@ -117,61 +108,6 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if origin is typing.Literal and value not in parts:
         raise _wrong(hint, value, where)
     return value if hint is Any or origin is typing.Literal else _leaf(hint, value, where)
-
-
-def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of what `to_plain` makes of a type, once written to a file.
-
-    Only fields without a default are required: documents of earlier versions have fewer. A number
-    may be null where it may be infinite or not a number.
-
-    Args:
-        hint: a type that a field of a record may have, or a record.
-        definitions: of each record the schema; those that are met are added.
-
-    >>> schema_of(tuple[int, ...] | None, {})
-    {'anyOf': [{'type': 'array', 'items': {'type': 'integer'}}, {'type': 'null'}]}
-    """
-    origin, parts = _parts_of(hint)
-    if origin is not None:
-        return _schema_of_many(origin, parts, definitions)
-    if is_dataclass(hint):
-        name = hint.__name__  # type: ignore[union-attr]
-        if name not in definitions:
-            definitions[name] = {}  # a record may hold others of its kind
-            definitions[name] = record_schema(hint, definitions)
-        return {"$ref": f"#/$defs/{name}"}
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return {"enum": [member.value for member in hint]}
-    return {"type": SCHEMAS[hint]} if hint in SCHEMAS else {}
-
-
-def _schema_of_many(
-    origin: Any, parts: tuple[Any, ...], definitions: dict[str, Any]
-) -> dict[str, Any]:
-    if origin is typing.Literal:
-        return {"enum": list(parts)}
-    if origin in (types.UnionType, typing.Union):
-        return {"anyOf": [schema_of(part, definitions) for part in parts]}
-    if origin in (dict, Mapping):
-        return {"type": "object", "additionalProperties": schema_of(parts[1], definitions)}
-    if origin is tuple and parts[-1] is not Ellipsis:
-        items = [schema_of(part, definitions) for part in parts]
-        return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
-    return {"type": "array", "items": schema_of(parts[0], definitions)}
-
-
-def record_schema(
-    kind: Any, definitions: dict[str, Any], left_out: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """Return the JSON Schema of a record without the fields that are left out."""
-    declared = [item for item in _declared(kind) if item[0] not in left_out]
-    return {
-        "type": "object",
-        "description": (kind.__doc__ or "").strip().partition("\n")[0],
-        "properties": {name: schema_of(hint, definitions) for name, hint, _ in declared},
-        "required": [name for name, _, has_default in declared if not has_default],
-    }
 
 
 def _items(hint: Any, parts: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:

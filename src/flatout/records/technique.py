@@ -5,7 +5,6 @@ keeps one out.
 """
 
 import functools
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from flatout.records.input_files import parse_toml
 from flatout.records.machine import Machine
 from flatout.records.memory_stream import MemoryStream
 from flatout.records.profile import Profile
@@ -181,7 +181,7 @@ class Technique(ABC):
     __slots__ = ()
 
     family: ClassVar[str]
-    """Folder name under `techniques/`."""
+    """Folder name under `techniques/`, from the module that a class is in."""
     excludes_family: ClassVar[bool] = False
     """Whether no other technique of its family can act with it: a model is compiled once."""
     addresses: ClassVar[frozenset[str]]
@@ -212,6 +212,9 @@ class Technique(ABC):
     """How it makes a script run that ran out of memory."""
     partners: ClassVar[frozenset[str]] = frozenset()
     """Families whose techniques change what it brings: screened together, it is asked how."""
+
+    def __init_subclass__(cls) -> None:
+        cls.family = cls.__module__.rpartition(".")[0].rpartition(".")[2]
 
     @classmethod
     @abstractmethod
@@ -277,7 +280,6 @@ class Technique(ABC):
         there is nothing to change. A technique that does not override this is only ever measured in
         processes of its own.
         """
-        del training
         raise NotImplementedError
 
     def end(self) -> str:
@@ -373,16 +375,10 @@ def case_of(profile: Profile) -> str:
 @functools.cache
 def priors() -> Mapping[str, Mapping[str, TechniquePrior]]:
     """Return all priors, by technique and case."""
-    # Here: the script's own Python, which reads records too, may be older and have no tomli.
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
     text = Path(__file__).with_name("priors.toml").read_text(encoding="utf-8")
     return {
         technique: {case: TechniquePrior(**facts) for case, facts in cases.items()}
-        for technique, cases in tomllib.loads(text).items()
+        for technique, cases in parse_toml(text).items()
     }
 
 

@@ -26,8 +26,6 @@ class Segment:
     """False for a skipped step: its length and batches are known, its phases are not."""
     batches: int = 0
     samples: int = 0
-    batch_bytes: int = 0
-    forwards: int = 0
     calls: list[int] = field(default_factory=list)
     """Forwards of each root, by order of discovery; shorter where later roots were not called."""
     backwards: int = 0
@@ -69,7 +67,6 @@ class RankPlace:
 
     rank: int
     world_size: int = 1
-    backend: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

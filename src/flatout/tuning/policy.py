@@ -12,11 +12,10 @@ This file is the tuner from its beginning to its end; each step is explained whe
    fresh pairs (`_confirm`): winners of many looks are biased upwards.
 5. The recipe is measured as it grows (`measure_stages`).
 
-A tuning is then `while (experiment := policy.next(records)): records.append(run(experiment))`, and
-a journal's records lead through the same experiments again without running any.
+What is asked for is run by `flatout.workflow.tune`; a journal's records lead through the same
+experiments again without running any.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from flatout.records.ablation import Comparison, Feeding, LossCheck, Row, StagedRow, Verdict
@@ -28,15 +27,7 @@ from flatout.records.statistics import Decision, Rule
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial
 from flatout.tuning.bundle import drop_order
-from flatout.tuning.experiments import (
-    ENDS,
-    Asking,
-    Budget,
-    Experiment,
-    Record,
-    TrialHistory,
-    stop_of,
-)
+from flatout.tuning.experiments import ENDS, Asking, Budget, TrialHistory, stop_of
 from flatout.tuning.extra_profiling import Looks, look_closer
 from flatout.tuning.feeding import find_feeding, is_about_data, look
 from flatout.tuning.guard_checker import find_guilty
@@ -102,51 +93,17 @@ class Tuned:
     stages: tuple[StagedRow, ...] = ()
 
 
-class Policy:
-    """Asks for one experiment after the other; equal records lead to equal experiments."""
-
-    def __init__(self, task: TuningTask, tell: Tell = lambda _: None) -> None:
-        self.result: Tuned | None = None
-        """The end of the tuning, once nothing more is asked for."""
-        self.budget = Budget(total_s=(1 - TIME_SHARE) * task.budget_s)
-        self._asking = _tuned(task, self.budget, tell)
-        self._asked: Experiment | None = None
-        self._seen = 0
-
-    def next(self, records: Sequence[Record]) -> Experiment | None:
-        """Return the next experiment, given the records of all before; None at the end.
-
-        Raises:
-            BaselineFailedError: if the unchanged script gives no measurement.
-            ValueError: if a record is not that of the experiment that was asked for.
-        """
-        if self._asked is None and self.result is None:
-            self._go_on(None)
-        for record in records[self._seen :]:
-            if self._asked is None or record.key != self._asked.key:
-                asked = self._asked.key if self._asked else "nothing"
-                raise ValueError(f"record {self._seen} is {record.key}; asked for was {asked}")
-            self._seen += 1
-            self._go_on(record)
-        return self._asked
-
-    def interrupt(self) -> Experiment | None:
-        """Return what is still to be run once the user wants an end: as a rule nothing."""
-        self._go_on(KeyboardInterrupt())
-        return self._asked
-
-    def _go_on(self, with_what: Record | KeyboardInterrupt | None) -> None:
-        try:
-            if isinstance(with_what, KeyboardInterrupt):
-                self._asked = self._asking.throw(with_what)
-            else:
-                self._asked = self._asking.send(with_what)  # type: ignore[arg-type]
-        except StopIteration as end:
-            self._asked, self.result = None, end.value
+def budget_of(task: TuningTask) -> Budget:
+    """Return the time of a tuning but for what measuring the stages may take."""
+    return Budget(total_s=(1 - TIME_SHARE) * task.budget_s)
 
 
-def _tuned(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
-    """Ask for everything that a tuning needs."""
+def tuning(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
+    """Ask for one experiment after the other; equal records lead to equal experiments.
+
+    Raises:
+        BaselineFailedError: if the unchanged script gives no measurement.
+    """
     history = TrialHistory(machine=task.machine, budget=budget, accepts_load=task.accepts_load)
     search = Search(machine=task.machine, ceiling=task.numerics, only=task.only, skip=task.skip)
     way, rescue = yield from _baseline(history, search, task.ranks, tell)

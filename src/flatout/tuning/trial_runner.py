@@ -199,12 +199,6 @@ class TrialRunner:
         """Run one timed trial, again when other work disturbed it; as `TrialHistory.time`."""
         return self.drive(self.history.time(recipe, must_apply=must_apply))
 
-    def look(
-        self, what: str, recipe: Recipe, probes: Mapping[str, Any], steps: int | None
-    ) -> Trial:
-        """Run one trial that is not compared; as `TrialHistory.look`."""
-        return self.drive(self.history.look(what, recipe, probes, steps))
-
     def guard(self, recipe: Recipe, name: str, spec: Mapping[str, Any], steps: int) -> Trial:
         """Run one untimed trial with the guard's recorder; its record lands in `out/guard/name`."""
         options = {"guard": spec, "steps": steps}

@@ -176,17 +176,15 @@ def _wanted(paths: Sequence[Path], codes: Codes) -> frozenset[str]:
 
 def _settings(paths: Sequence[Path]) -> Codes:
     """Return `[tool.flatout.check]` of the nearest pyproject.toml at or above the first path."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     start = paths[0].absolute() if paths else Path.cwd()
     for folder in (start, *start.parents):
         path = folder / "pyproject.toml"
         if not path.is_file():
             continue
         try:
-            written = tomllib.loads(input_files.read_bytes(path, MAX_SETTINGS_BYTES).decode())
+            written = input_files.parse_toml(
+                input_files.read_bytes(path, MAX_SETTINGS_BYTES).decode()
+            )
             for name in ("tool", "flatout", "check"):
                 written = written.get(name, {})
         except (OSError, ValueError, RecursionError) as error:

@@ -20,8 +20,9 @@ from flatout.planner.allocator_settings import settings_of_environment
 from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import Affine, NotAffineError, affine, difference, steady_replay
 from flatout.planner.memory_options import Setup, ladder
-from flatout.planner.memory_trace import HF, LIMIT_S, Trace, TraceRequest, open_tracer
+from flatout.planner.memory_trace import HF, Trace, open_tracer
 from flatout.planner.replay import snapshot_of, write_snapshot
+from flatout.planner.tracing.script import LIMIT_S, TraceRequest
 from flatout.planner.workspaces import find_calibration, with_environment, with_workspaces
 from flatout.records import catalogue as techniques
 from flatout.records.errors import UserError

@@ -5,7 +5,7 @@ pairs of fresh processes. The guard is not asked, which the report says.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,8 +50,6 @@ class SurveyOptions:
     out: Path
     """Folder for the journal."""
     budget_s: float = 600.0
-    methods: Sequence[Method] = ()
-    """By default all of the article's."""
     accepts_load: bool = False
     runner: Runner = run_trial
     clock: Callable[[], float] = time.monotonic
@@ -96,7 +94,7 @@ def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Mac
     first = runner.time(Recipe())
     if first.outcome is not Outcome.OK or first.profile is None:
         raise BaselineFailedError(first)
-    asked = tuple(options.methods or methods())
+    asked = methods()
     rows: list[SurveyRow] = []
     stopped = "finished"
     try:

@@ -29,16 +29,17 @@ from flatout.records.technique import Numerics
 from flatout.records.trial import Trial, Workload
 from flatout.records.units import format_duration
 from flatout.rules import source
-from flatout.tuning.experiments import Record, TrialHistory, key_of
+from flatout.tuning.experiments import TrialHistory, key_of
 from flatout.tuning.feeding import is_about_data, note_prepared
 from flatout.tuning.guard_checker import GuardChecker
 from flatout.tuning.history import append_results, errors_on, read_history
 from flatout.tuning.policy import (
     CONFIRM_PAIRS,
     BaselineFailedError,
-    Policy,
     Tuned,
     TuningTask,
+    budget_of,
+    tuning,
 )
 from flatout.tuning.script_files import digests_of, find_script, shown
 from flatout.tuning.staged import length_of
@@ -59,9 +60,8 @@ RECORDS = 5
 """Version of what a journal holds alongside the trials' own schema: those of another are not read.
 """
 WARM = (
-    "an earlier tuning of this script left a compile cache: without it, techniques that "
-    "compile may "
-    "need longer at the start than is said here"
+    "an earlier tuning of this script left a compile cache: without it, techniques that compile "
+    "may need longer at the start than is said here"
 )
 
 
@@ -139,24 +139,27 @@ def tune(
             latest = replace(now, num_runs=runner.num_runs, left_s=left_s)
             tell(latest)
 
+        budget = budget_of(task)
         guard = GuardChecker(
-            runner, lambda text: counted(progress(policy.budget, text)), ceiling=task.numerics
+            runner, lambda text: counted(progress(budget, text)), ceiling=task.numerics
         )
         runner.judge = guard.judge
-        policy = Policy(task, counted)
-        records: list[Record] = []
-        experiment = policy.next(records)
-        while experiment is not None:
-            try:
-                records.append(runner.run(experiment))
-                if len(records) == 1:
-                    _refuse_what_ran(records[0].trial, machine, wrong, options.acknowledged)
-                experiment = policy.next(records)
-                counted(progress(policy.budget, latest.trying, latest.best_ratio))
-            except KeyboardInterrupt:  # noqa: PERF203  an experiment takes seconds
-                experiment = policy.interrupt()
-        tuned = policy.result
-        assert tuned is not None
+        asking = tuning(task, budget, counted)
+        try:
+            experiment = next(asking)
+            while True:
+                try:
+                    record = runner.run(experiment)
+                    if runner.num_runs == 1:
+                        _refuse_what_ran(record.trial, machine, wrong, options.acknowledged)
+                    now = replace(budget, elapsed_s=record.elapsed_s)
+                    counted(progress(now, latest.trying, latest.best_ratio))
+                except KeyboardInterrupt as wish:  # noqa: PERF203  an experiment takes seconds
+                    experiment = asking.throw(wish)
+                else:
+                    experiment = asking.send(record)
+        except StopIteration as end:
+            tuned: Tuned = end.value
         ablation = replace(
             _ablation(tuned, runner),
             stages=tuned.stages,

@@ -156,7 +156,7 @@ def test_a_packed_tar_equals_its_source(tmp_path):
 
     source = open_source(str(path), work=tmp_path / "work")
 
-    assert verify(source, tmp_path / "a", tell=lambda _progress: None).is_equal
+    assert not verify(source, tmp_path / "a", tell=lambda _progress: None).num_problems
 
 
 def archive():

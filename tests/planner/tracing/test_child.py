@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from flatout.planner.tracing.child import explained
+from flatout.planner.tracing.script import explained
 
 
 def test_reentrant_checkpoints_that_are_fed_with_data_are_named_as_the_cause():

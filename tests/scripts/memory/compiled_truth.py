@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 
 from flatout.planner.plan import compiled_spread
-from flatout.planner.tracing.trace import trace
 from tests.planner.test_cpu_truth import measured_peak
+from tests.support.host_kernels import trace_host
 from tests.support.truth_models import MODELS
 
 if __name__ == "__main__":
@@ -15,7 +15,7 @@ if __name__ == "__main__":
     compiled = replace(plain, model=lambda: torch.compile(plain.model()))
     # For real first: what Dynamo once skipped under a tracer it never compiles again.
     measured = measured_peak(compiled, steps=3)
-    stream = trace(compiled, device="cpu")
+    stream = trace_host(compiled)
     less, more = compiled_spread(stream)
     eager = max(stream.alive())
     found = {"measured": measured, "low": eager - less, "eager": eager, "high": eager + more}

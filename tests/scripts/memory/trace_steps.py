@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flatout.planner.tracing.child import explained
+from flatout.planner.tracing.script import explained
 from flatout.planner.tracing.trace import trace
 from flatout.planner.tracing.training_step import TrainingStep
 from flatout.records.memory_stream import stream_to_json

@@ -117,7 +117,6 @@ class _Roots:
         """Run a training call of a root through the recipe."""
         session = self.session
         segment = session.segment
-        segment.forwards += 1
         number = self.numbers[id(module)]
         segment.calls += [0] * (number + 1 - len(segment.calls))
         segment.calls[number] += 1

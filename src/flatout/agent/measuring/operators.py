@@ -48,7 +48,6 @@ class Operators(Mode):  # type: ignore[misc]  # torch does not type its modes
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the operator between the listeners; one that fails is recorded and left out."""
-        del types
         if not self.is_on:
             return operator(*args, **(kwargs or {}))
         self.tell(self.before, operator, args)

@@ -29,7 +29,6 @@ UNCOUNTED = ("rnn", "lstm", "gru")
 
 def start(session: Session, options: Mapping[str, Any]) -> "Flops":
     """Count from the first training call of a root on, until the run ends."""
-    del options
     flops = Flops(session)
     session.on("forward", flops.begin)
     session.on("segment", flops.end_segment)

@@ -159,14 +159,12 @@ class MemoryProbe:
 
     def before_operator(self, operator: Any, args: Any) -> None:
         """Remark which module's operator runs, and from which line."""
-        del operator, args
         self.operators += 1
         if self.stream is not None:
             self.stream.at(self._place())
 
     def after_operator(self, operator: Any, result: Any) -> None:
         """Remark which tensors it made."""
-        del operator
         stream = self.stream
         if stream is None:
             return
@@ -231,7 +229,6 @@ class MemoryProbe:
 
 def _entering(modules: list[str], name: str) -> Callable[..., None]:
     def enter(module: Any, args: Any) -> None:
-        del module, args
         modules.append(name)
 
     return enter
@@ -239,7 +236,6 @@ def _entering(modules: list[str], name: str) -> Callable[..., None]:
 
 def _leaving(modules: list[str]) -> Callable[..., None]:
     def leave(module: Any, args: Any, output: Any) -> None:
-        del module, args, output
         if modules:
             modules.pop()
 

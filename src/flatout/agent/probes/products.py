@@ -38,7 +38,6 @@ LISTENED = frozenset({phases.FORWARD, phases.BACKWARD, phases.OTHER})
 
 def start(session: Session, options: Mapping[str, Any]) -> "Products":
     """Listen from the first training call of a root on, until the run ends."""
-    del options
     products = Products(session)
     session.on("forward", products.begin)
     session.on("segment", products.end_segment)

@@ -186,7 +186,6 @@ class SyncProbe:
 
     def after_operator(self, operator: Any, result: Any) -> None:
         """Note how long it took."""
-        del operator
         if self.entered is None:
             return
         what, began = self.entered

@@ -97,7 +97,6 @@ class LazyTensor(Followed, torch.Tensor):
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        del tensor_contents
         return f"LazyTensor(shape={tuple(self._pixels.view.shape)})"
 
     def as_subclass(self, kind: Any) -> Any:
@@ -117,7 +116,6 @@ class LazyTensor(Followed, torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        del types
         args, kwargs = _settled(args), _settled(kwargs or {})
         handler = HANDLERS.get(func)
         if handler is not None and args and isinstance(args[0], LazyTensor | list | tuple):
@@ -135,7 +133,6 @@ class LazyTensor(Followed, torch.Tensor):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         # Torch declares this as a method of an instance and calls it on the class.
-        del types
         plain = LazyTensor.settle
         return func(*_exchanged(args, plain), **_exchanged(kwargs or {}, plain))
 

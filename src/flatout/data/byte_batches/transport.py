@@ -197,12 +197,10 @@ def follow_or_repeat(
 
 
 def _collate_tensors(samples: Any, *, collate_fn_map: Any = None) -> Any:
-    del collate_fn_map
     return torch.stack(list(samples), 0)
 
 
 def _collate_arrays(samples: Any, *, collate_fn_map: Any = None) -> Any:
-    del collate_fn_map
     if not all(isinstance(sample, LazyArray) for sample in samples):
         raise UnfollowableError("some samples of a field are images and some are not")
     if any(sample.made is not None for sample in samples):

@@ -8,7 +8,6 @@ each epoch. `stand_in` makes a data set that looks like the script's own and giv
 import dis
 import random
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -68,10 +67,6 @@ class DatasetFacts(Generic[Found]):
         for key in alike[: len(alike) - ALIKE + 1]:
             del self._known[key]
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._known.clear()
-
 
 def _kind(dataset: Any) -> tuple[type, int]:
     """Return what a set has in common with the one that a script builds in its place."""
@@ -98,8 +93,6 @@ class Repeats:
     """Why samples may differ from call to call; empty where they do not."""
     sample_bytes: int = 0
     """Mean size of an encoded sample."""
-    sample_s: float = 0.0
-    """Mean time to make one, alone on a core."""
 
     @property
     def is_same(self) -> bool:
@@ -132,13 +125,10 @@ def _examine(dataset: Any, indices: Sequence[int]) -> dict[str, Any]:
     from flatout.data.proof.random_streams import Streams
 
     sizes: list[int] = []
-    spent_s = 0.0
     for index in indices:
         reseed(1)
         before = Streams().digest()
-        began = time.perf_counter()
         sample = dataset[index]
-        spent_s += time.perf_counter() - began
         first = b"".join(encode(sample))
         if Streams().digest() != before:
             return {"trouble": f"sample {index} draws random numbers"}
@@ -146,7 +136,7 @@ def _examine(dataset: Any, indices: Sequence[int]) -> dict[str, Any]:
         if b"".join(encode(dataset[index])) != first:
             return {"trouble": f"sample {index} is another one each time"}
         sizes.append(len(first))
-    return {"sample_bytes": sum(sizes) // len(sizes), "sample_s": spent_s / len(indices)}
+    return {"sample_bytes": sum(sizes) // len(sizes)}
 
 
 def reseed(seed: int) -> None:

@@ -9,33 +9,16 @@ import contextlib
 import json
 import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import flatout
 from flatout.agent import undo_journal
 from flatout.agent.processes import die_with_parent
-from flatout.planner.tracing.script import rank_variables
+from flatout.planner.tracing.script import TraceRequest, explained
 from flatout.records.errors import UserError
 from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_json
-
-CAUSES = (
-    (
-        "does not require grad and does not have a grad_fn",
-        "the loss comes from nothing that is trained: give torch.utils.checkpoint "
-        "use_reentrant=False, whose old form gives no gradients to layers that are fed with data; "
-        "without checkpoints, see what detaches the loss",
-    ),
-    (
-        "_broadcast_coalesced",
-        "DataParallel on several device_ids is not planned: leave device_ids out to plan one "
-        "GPU that takes the whole batch, or give --gpus N for DistributedDataParallel",
-    ),
-)
-"""Words of torch's errors in a trace, and what to do about them."""
 
 
 def main(arguments: list[str]) -> int:
@@ -74,7 +57,6 @@ class _Server:
 
     def trace(self, request: Mapping[str, Any], path: Path) -> None:
         """Trace as asked and write the stream."""
-        from flatout.planner.memory_trace import TraceRequest
         from flatout.planner.tracing.trace import trace
         from flatout.records import catalogue
         from flatout.records.json_records import from_plain
@@ -109,35 +91,6 @@ class _Server:
                 sys.path.insert(0, "")  # the user's own code imports as by `python -m`
                 self.subject = load_subject(target)
         return self.subject
-
-
-def explained(error: BaseException, what: str = "the training step") -> str:
-    """Return one line about an exception: the user's line it came from, and what it says.
-
-    Args:
-        error: what was raised.
-        what: of the script did so.
-    """
-    from torch._subclasses.fake_tensor import DataDependentOutputException
-
-    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
-    place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-    said = " ".join(str(error).split())[:300]
-    if isinstance(error, DataDependentOutputException):
-        return f"{what} reads values{place} that a trace does not have ({said})"
-    text = f"{what} failed while it was traced{place}: {type(error).__name__}: {said}"
-    if isinstance(error, KeyError) and error.args[0] in rank_variables(1):
-        return f"{text}; torchrun sets that: give --gpus N to plan the first of N processes"
-    cause = next((why for words, why in CAUSES if words in said), "nothing could be predicted")
-    return f"{text}; {cause}"
-
-
-def _is_users(name: str) -> bool:
-    """Return whether a file is neither installed, nor the interpreter's, nor ours."""
-    homes = (Path(flatout.__file__).parent, Path(sysconfig.get_paths()["stdlib"]))
-    path = Path(name).resolve()
-    is_inside = any(path.is_relative_to(home) for home in homes)
-    return not (name.startswith("<") or "site-packages" in path.parts or is_inside)
 
 
 if __name__ == "__main__":

@@ -161,12 +161,10 @@ def _kept(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     kept: list[int] = []
 
     def forward_graph(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
-        del example_inputs
         kept.append(_saved_bytes(gm))
         return make_boxed_func(gm.forward)
 
     def backward_graph(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
-        del example_inputs
         return make_boxed_func(gm.forward)
 
     def run(values: Any, args: Any, kwargs: Any) -> Any:

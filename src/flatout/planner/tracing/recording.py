@@ -27,13 +27,8 @@ from torch.utils.flop_counter import flop_registry
 from flatout.agent.patching import swapped
 from flatout.planner.tracing.operators import (
     UNANSWERED,
-    Give,
-    Inside,
     OperatorAnswers,
-    Take,
-    completed,
     copied,
-    inside,
     run_for_real,
 )
 from flatout.planner.tracing.shape_cache import MISSING, ShapeCache
@@ -174,8 +169,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             the host's are real.
         answers: How questions to fake tensors are answered.
         here: Returns the line of the user's that is running.
-        is_host: Whether what kernels of the host take inside counts: not where the host's
-            operators stand in for a GPU's.
     """
 
     def __init__(
@@ -186,7 +179,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_whole: bool,
         answers: OperatorAnswers,
         here: Callable[[], str],
-        is_host: bool,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.fake, self.is_whole = device, fake, is_whole
@@ -198,7 +190,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.modules: list[str] = []
         """Names of the modules that are running, the innermost last."""
         self.flops = 0.0
-        self.is_host = is_host
         self.phase, self.step = Phase.SETUP, 0
         self.looks_away: Callable[[], bool] = lambda: False
         """Whether what is made now is none of the training's memory."""
@@ -281,9 +272,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if output is UNANSWERED:
             args = tuple(copies.get(place, value) for place, value in enumerate(args))
             output = self._compute(func, types, args, kwargs)
-            if self.is_host:
-                output = completed(func, args, output)
-                self._see_inside(func, inside(func, args, output), output)
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=output)
@@ -392,18 +380,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         birth = self._begin(storage, func)
         birth.shape = tuple(tensor.shape)
         birth.dtype = str(tensor.dtype).removeprefix("torch.")
-
-    def _see_inside(self, func: Any, course: Inside, output: Any) -> None:
-        """Log what a kernel takes and gives back, and its outputs where it makes them."""
-        taken: list[int] = []
-        for event in course:
-            if isinstance(event, Take):
-                taken.append(len(self.births))
-                self._enter_birth(event.size, func).component = Component.WORKSPACE
-            elif isinstance(event, Give):
-                self._enter_death(taken[event.taken])
-            else:
-                self._see(output if isinstance(output, Tensor) else output[event.output], func)
 
     def _see_parts(self, tensor: Tensor, func: Any) -> None:
         if tensor.layout is torch.sparse_coo:

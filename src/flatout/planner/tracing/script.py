@@ -9,12 +9,15 @@ import contextlib
 import json
 import os
 import sys
+import sysconfig
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+import flatout
 from flatout.agent import patching, undo_journal
 from flatout.agent.hooks import loader, model, optimizer, step
 from flatout.agent.nested import leaves_of
@@ -42,6 +45,8 @@ ENTRY = "flatout.planner.tracing.script"
 RESULT = "memory.json"
 """Name of the child's result in its folder."""
 MODE = "memory"
+LIMIT_S = 300.0
+"""A trace takes seconds; what takes longer reads its data for real, or hangs."""
 ON_HOST = "the script trains on the CPU wherever it runs: this is its memory there, of a real run"
 ONE_STEP = (
     "the script took one step and ended: a second one would find gradients and optimizer state "
@@ -49,27 +54,40 @@ ONE_STEP = (
 )
 MORE_STEPS = 3
 """Steps of one optimizer after which a trace ends even if another one never stepped."""
+CAUSES = (
+    (
+        "does not require grad and does not have a grad_fn",
+        "the loss comes from nothing that is trained: give torch.utils.checkpoint "
+        "use_reentrant=False, whose old form gives no gradients to layers that are fed with data; "
+        "without checkpoints, see what detaches the loss",
+    ),
+    (
+        "_broadcast_coalesced",
+        "DataParallel on several device_ids is not planned: leave device_ids out to plan one "
+        "GPU that takes the whole batch, or give --gpus N for DistributedDataParallel",
+    ),
+)
+"""Words of torch's errors in a trace, and what to do about them."""
 
 
-class Asked(Protocol):
-    """What is asked of a trace; `flatout.planner.memory_trace.TraceRequest` is one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """What is traced of a target."""
 
-    @property
-    def batch(self) -> int | None: ...  # noqa: D102
-    @property
-    def recipe(self) -> Recipe: ...  # noqa: D102
-    @property
-    def device(self) -> str: ...  # noqa: D102
-    @property
-    def steps(self) -> int: ...  # noqa: D102
-    @property
-    def capability(self) -> tuple[int, int]: ...  # noqa: D102
-    @property
-    def ranks(self) -> int: ...  # noqa: D102
-    @property
-    def hosts(self) -> int: ...  # noqa: D102
-    @property
-    def limit_s(self) -> float: ...  # noqa: D102
+    batch: int | None = None
+    """Samples of a micro-batch; None takes the target's own number."""
+    recipe: Recipe = Recipe()
+    """Techniques that the training runs with."""
+    device: str = "cuda"
+    """`cuda`, there or not, or `cpu`."""
+    steps: int = 2
+    capability: tuple[int, int] = (9, 0)
+    """Compute capability of the device that is planned for."""
+    ranks: int = 1
+    """Processes of a script that torchrun would start; the traced one is the first."""
+    hosts: int = 1
+    """Over which they are spread evenly."""
+    limit_s: float = LIMIT_S
 
 
 class ScriptTracer:
@@ -81,7 +99,7 @@ class ScriptTracer:
         self.fixed: int | None = None
         """The batch of a script in which there is nothing to put another one in the place of."""
 
-    def trace(self, asked: Asked) -> MemoryStream:
+    def trace(self, asked: TraceRequest) -> MemoryStream:
         """Return the allocations of the script's first steps.
 
         Raises:
@@ -99,7 +117,7 @@ class ScriptTracer:
         self.fixed = stream.batch if reply["is_fixed"] else None
         return replace(stream, notes=(*stream.notes, ON_HOST)) if is_on_host else stream
 
-    def _run(self, asked: Asked, device: str) -> Mapping[str, Any]:
+    def _run(self, asked: TraceRequest, device: str) -> Mapping[str, Any]:
         environment: Mapping[str, str] = dict(self.environment)
         for technique in catalogue.build(asked.recipe):
             environment = technique.environment(environment)
@@ -137,8 +155,6 @@ def _explained(ending: Ending) -> str:
 
 def install(spec: TrialSpec) -> None:
     """Set the trace up in the script's process; called by the boot."""
-    from flatout.planner.memory_trace import TraceRequest
-
     asked = from_plain(TraceRequest, spec.details)
     changes = (*catalogue.build(spec.recipe), HostData(batch=asked.batch))
     session = Session(spec, changes)
@@ -153,7 +169,7 @@ def install(spec: TrialSpec) -> None:
 class _ScriptTrace:
     """Follow the session and write the stream once there were enough steps."""
 
-    def __init__(self, session: Session, asked: Asked) -> None:
+    def __init__(self, session: Session, asked: TraceRequest) -> None:
         self.session, self.asked = session, asked
         self.stack = contextlib.ExitStack()
         self.names: dict[int, str] = {}
@@ -355,7 +371,6 @@ class _ScriptTrace:
 
     def refuse(self, error: BaseException) -> None:
         """Say in one line why the script could not be traced."""
-        from flatout.planner.tracing.child import explained
         from flatout.records.memory_stream import Phase
 
         is_between = self.number > 0 and self.scene.recording.phase is Phase.DATA
@@ -408,3 +423,32 @@ def rank_variables(world_size: int, hosts: int = 1) -> Mapping[str, str]:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
     }
+
+
+def explained(error: BaseException, what: str = "the training step") -> str:
+    """Return one line about an exception: the user's line it came from, and what it says.
+
+    Args:
+        error: what was raised.
+        what: of the script did so.
+    """
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
+    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
+    place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    said = " ".join(str(error).split())[:300]
+    if isinstance(error, DataDependentOutputException):
+        return f"{what} reads values{place} that a trace does not have ({said})"
+    text = f"{what} failed while it was traced{place}: {type(error).__name__}: {said}"
+    if isinstance(error, KeyError) and error.args[0] in rank_variables(1):
+        return f"{text}; torchrun sets that: give --gpus N to plan the first of N processes"
+    cause = next((why for words, why in CAUSES if words in said), "nothing could be predicted")
+    return f"{text}; {cause}"
+
+
+def _is_users(name: str) -> bool:
+    """Return whether a file is neither installed, nor the interpreter's, nor ours."""
+    homes = (Path(flatout.__file__).parent, Path(sysconfig.get_paths()["stdlib"]))
+    path = Path(name).resolve()
+    is_inside = any(path.is_relative_to(home) for home in homes)
+    return not (name.startswith("<") or "site-packages" in path.parts or is_inside)

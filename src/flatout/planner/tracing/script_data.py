@@ -124,7 +124,6 @@ class HostData(Technique):
     own: list[int] = field(default_factory=list)
     """Batch sizes that the script gave its loaders: what `batch` can be put in the place of."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset()
     numerics: ClassVar[Numerics] = Numerics.TRAINING
 

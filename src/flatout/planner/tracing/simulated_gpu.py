@@ -227,7 +227,6 @@ class Generator(_generator, metaclass=_Generators):
 
     def __new__(cls, device: Any = "cpu") -> "Generator":
         """Return one of the host."""
-        del device
         return super().__new__(cls)
 
 

@@ -49,7 +49,6 @@ def _joining(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `init_process_group` for a group of which this process is the first rank."""
 
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
-        del backend, args
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         size = int(os.environ.get("WORLD_SIZE", kwargs.get("world_size", ALONE)))

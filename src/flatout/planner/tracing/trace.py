@@ -169,7 +169,7 @@ def trace(
         subject: The training step.
         batch: Samples of a micro-batch; None takes the subject's own number.
         changes: Techniques that act at the model, forward and optimizer hook points.
-        device: `cuda`, there or not; `cpu`; or `host`, whose operators stand in for a GPU's.
+        device: `cuda`, there or not, or `cpu`.
         steps: Optimizer steps; the first lacks the optimizer's state, so two are the least that
             shows a steady one.
         capability: Compute capability of a pretended CUDA device.
@@ -208,7 +208,7 @@ def scene(
     """Set up the device to trace on: the real build's, else a pretended one, else the host.
 
     Args:
-        device: `cuda`, `cpu` or `host`, as `trace` has them.
+        device: `cuda` or `cpu`, as `trace` has them.
         capability: Compute capability of a pretended CUDA device.
         mask_share: Share of a mask that is taken to be true where a size depends on it.
         is_whole: Whether every tensor is fake; else the host's are real.
@@ -229,7 +229,6 @@ def scene(
             is_whole=is_whole,
             answers=answers,
             here=lines.here,
-            is_host=device == "cpu" and fake is not None,
         )
         answers.origin, answers.here = recording.origin, lines.here
         answers.see = recording.saw_inside
@@ -246,7 +245,7 @@ def _method(
     stack: contextlib.ExitStack, device: str, virtual: VirtualDevice
 ) -> tuple[str, FakeTensorMode]:
     """Return how to trace, with what was needed for it set up on the stack."""
-    if device in ("cpu", "host"):
+    if device == "cpu":
         return "cpu_fake", FakeTensorMode(allow_non_fake_inputs=True)
     if torch.cuda.is_available():
         here = torch.cuda.get_device_capability()

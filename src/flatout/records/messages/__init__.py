@@ -6,17 +6,16 @@ text, which remembers its name and fields, so that a report can say it in anothe
 no such sentence (a script's own words, a note that was read back from a file) stays as it is.
 """
 
-import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, TypeAlias
 
+from flatout.records.input_files import parse_toml
+
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "ko")
-FIELD = re.compile(r"\{(\w+)\}")
 
 Text: TypeAlias = "str | tuple[Text, ...]"
 """What a report says: words of no language, a sentence, or several with commas between them."""
@@ -99,22 +98,8 @@ class Messages:
 @lru_cache(maxsize=len(LANGUAGES))
 def messages(language: str) -> Messages:
     """Return the sentences of a language, one of `LANGUAGES`."""
-    # Here: the script's own Python, which reads records too, may be older and have no tomli.
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     source = files(__name__).joinpath(f"{language}.toml").read_text(encoding="utf-8")
-    return Messages(language=language, texts=dict(_flat(tomllib.loads(source))))
-
-
-def fields_of(template: str) -> frozenset[str]:
-    """Return the names of the fields in a message.
-
-    >>> sorted(fields_of("{share} of {n}"))
-    ['n', 'share']
-    """
-    return frozenset(FIELD.findall(template))
+    return Messages(language=language, texts=dict(_flat(parse_toml(source))))
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

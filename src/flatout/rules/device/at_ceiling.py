@@ -14,7 +14,6 @@ TURNS = {"next": {"precision": "lower"}}
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report a step that is near the least time for its arithmetic: it can be left as it is."""
-    del machine
     limits, step_ms = profile.limits, profile.step_ms.median
     if limits is None or not limits.least_step_ms or limits.least_step_ms < MIN_REACHED * step_ms:
         return None

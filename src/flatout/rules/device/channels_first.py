@@ -19,7 +19,6 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     A trace says what it costs. Without one it is what kernels of low precision do, at a cost that
     is not known.
     """
-    del machine
     converting = profile.trace.layout_conversion_share if profile.trace else None
     wasteful = [
         model

@@ -17,7 +17,6 @@ TURNS = {
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report launches that bound the step, as the regime says."""
-    del machine
     share = profile.regime.shares.get("launch", 0.0) if profile.regime else 0.0
     if share < MIN_SHARE or profile.device_kind == "cpu":
         return None

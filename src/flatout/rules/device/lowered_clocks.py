@@ -19,7 +19,6 @@ MIN_TIME = 0.10
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report lowered clocks; the step grows by what the clock lost at most."""
-    del machine
     readings = profile.gpu
     if readings is None or not readings.clock_mhz or not readings.max_clock_mhz:
         return None

@@ -16,7 +16,6 @@ AT_LINES = ("DL16",)
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report copies that take a part of the step where a loader does not pin its batches."""
-    del machine
     share, ceilings = profile.share("h2d"), profile.ceilings
     loaders = [loader for loader in profile.training_loaders if not loader.pin_memory]
     if share < MIN_SHARE or not loaders or profile.device_kind == "cpu":

@@ -8,7 +8,6 @@ from flatout.records.profile import Profile
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report processes of others that computed while the steps ran; what they cost is not known."""
-    del machine
     readings = profile.gpu
     working = readings.other_processes - readings.other_idle_processes if readings else 0
     if working < 1:

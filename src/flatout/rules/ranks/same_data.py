@@ -11,7 +11,6 @@ IN_PROJECT = ("DS03",)
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report ranks under DDP whose first batches have the same samples with the same content."""
-    del machine
     count = len(profile.ranks)
     firsts = {rank.first_batch for rank in profile.ranks}
     # Ranks that split a model, and not the data, are meant to have the same.

@@ -17,7 +17,6 @@ MIN_ORDERS = 1_000_000
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report a shuffling sampler whose epochs all began with the same samples."""
-    del machine
     for loader in profile.training_loaders:
         if len(profile.ranks) > 1 and _repeats(loader):
             return Finding(

@@ -13,7 +13,6 @@ TURNS: dict[str, dict[str, str]] = {"next": {}}
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report the rank that is behind; what is behind enough is decided where ranks are compared."""
-    del machine
     last = next((rank for rank in profile.ranks if rank.is_straggler), None)
     if last is None:
         return None

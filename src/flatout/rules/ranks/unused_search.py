@@ -8,7 +8,6 @@ from flatout.records.profile import Profile
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report the search where DDP found nothing; it is a part of the forward, at most."""
-    del machine
     share = profile.share("forward")
     if share <= 0 or not any(m.finds_unused and m.unused_bytes == 0 for m in profile.models):
         return None

@@ -11,7 +11,6 @@ TURNS = {"next": {"compile": "less"}}
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report a script's own compiling where only a gain above 2x would pay it back."""
-    del machine
     made, steps = profile.compiling, profile.planned_steps
     if made is None or not steps:
         return None

@@ -11,7 +11,6 @@ IN_PROJECT = ("MEM02",)
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report calls in evaluation mode with gradients on, where nothing goes back through them."""
-    del machine
     calls = sum(model.eval_graph_calls for model in profile.models)
     share = profile.eval_ms / profile.step_ms.median if profile.step_ms.median else 0.0
     is_apart = share <= 0

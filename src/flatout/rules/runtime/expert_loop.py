@@ -14,7 +14,6 @@ MIN_SHARE = 0.05
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report the experts when they are many and hold a visible part of the model."""
-    del machine
     model = max(profile.models, key=lambda one: one.experts, default=None)
     if model is None or model.experts < MIN_EXPERTS or not model.expert_parameters:
         return None

@@ -12,7 +12,6 @@ MIN_SHARE = 1 / 3
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report evaluations between the steps that take a large part of the run."""
-    del machine
     if profile.eval_share < MIN_SHARE:
         return None
     return Finding(

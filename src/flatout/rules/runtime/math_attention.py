@@ -18,7 +18,6 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
 
     What attention takes of forward and backward is not known, so the share is a bound.
     """
-    del machine
     slow = next((model for model in profile.models if model.attention_backend == MATH), None)
     if slow is None:
         return None

@@ -18,7 +18,6 @@ TURNS = {"next_loader": {"workers": "more"}}
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report the rest of the loop when it is at least `MIN_SHARE` of the step."""
-    del machine
     share = profile.share("other")
     if share < MIN_SHARE:
         return None

@@ -17,7 +17,6 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
 
     A kernel may skip what the mask takes out, so the share is a bound.
     """
-    del machine
     padded = max((loader.pad_share or 0.0 for loader in profile.training_loaders), default=0.0)
     share = padded * profile.share("forward", "backward")
     if share < MIN_SHARE:

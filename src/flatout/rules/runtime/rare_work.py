@@ -13,7 +13,6 @@ IN_PROJECT = ("SYN05",)
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report what is done every few steps and takes a large part of the run."""
-    del machine
     rare = profile.rare
     if rare is None or rare.share < MIN_SHARE:
         return None

@@ -13,7 +13,6 @@ TURNS: dict[str, dict[str, str]] = {"next": {}}
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report a function that was compiled four times or more, with torch's reason."""
-    del machine
     made = profile.compiling
     if made is None or made.most < MIN_TIMES:
         return None

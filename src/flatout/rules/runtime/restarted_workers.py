@@ -14,7 +14,6 @@ AT_LINES = ("DL05", "DL06")
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report what starting the workers takes of an epoch, where they could live on."""
-    del machine
     again = [each for each in profile.training_loaders if each.workers]
     live_on = any(each.persistent_workers and each.builds == 1 for each in again)
     if not again or live_on or not profile.epoch_steps:

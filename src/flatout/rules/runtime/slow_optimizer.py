@@ -16,7 +16,6 @@ MIN_SHARE = 0.10
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report the optimizer when its update is at least `MIN_SHARE` of the step."""
-    del machine
     share = profile.share("optimizer")
     if share < MIN_SHARE:
         return None

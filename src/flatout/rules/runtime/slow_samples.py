@@ -16,7 +16,6 @@ MOST_SAMPLES = 0.10
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report samples that take ten times the median and a fifth of the time of all."""
-    del machine
     pipeline, wait = profile.pipeline, profile.lost_to_data
     if pipeline is None or wait < MIN_SHARE or pipeline.slow_share < MIN_OF_MAKING:
         return None

@@ -30,7 +30,6 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     What they cost is at most what the device was idle: while it computes, a host that waits for it
     loses nothing. On the CPU a call costs what it takes.
     """
-    del machine
     step_ms = profile.step_ms.median
     costly = [sync for sync in profile.syncs if sync.ms_per_step]
     wait_ms = min(sum(sync.ms_per_step or 0.0 for sync in costly), step_ms)

@@ -43,7 +43,6 @@ RAMPED = "flatout_warm_up_steps"
 class BatchSize(Technique):
     """Train with larger batches and a learning rate to match."""
 
-    family: ClassVar[str] = "batch"
     addresses: ClassVar[frozenset[str]] = frozenset(
         {"data_wait", "h2d", "forward", "backward", "optimizer", "other"}
     )
@@ -90,7 +89,6 @@ Reach that learning rate over the first $warm_up_steps steps.
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect what does not depend on the batch to be paid for more samples at once."""
-        del machine
         loader = next((one for one in profile.training_loaders if one.batch_size), None)
         if loader is None:
             return Effect(why="no loader with a batch size feeds the training")

@@ -52,7 +52,6 @@ STARTUP_SHARE = 1 / 2.3
 class RegionalCompile(Technique):
     """Compile identical blocks once."""
 
-    family: ClassVar[str] = "compile"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
@@ -69,14 +68,12 @@ Once the model is on its device, for its repeated blocks:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["RegionalCompile"]:
         """Return the technique for models with repeated blocks that no one compiled."""
-        del machine
         if any(model.is_compiled or model.input_shapes > MAX_SHAPES for model in profile.models):
             return ()
         return [cls()] if any(m.repeated_blocks >= MIN_BLOCKS for m in profile.models) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect what whole-model compilation brings, for a fraction of its start-up."""
-        del machine
         blocks = max((model.repeated_blocks for model in profile.models), default=0)
         return Effect(
             step_ms=saved_ms(profile),

@@ -46,7 +46,6 @@ COMPILED = "asked for in compiled code, in which nobody sees what attention ran 
 class AttentionBackend(Technique):
     """Ask for a kernel for attention."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "math_attention"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True
@@ -79,7 +78,6 @@ Around the whole training, backward too, for cuDNN:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect attention's assumed part of forward and backward to shrink by its prior."""
-        del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
             step_ms=-compute_ms * SHARE * (1 - 1 / prior_for(self, profile).speedup),

@@ -40,7 +40,6 @@ with tcmalloc, less with glibc's settings."""
 class CpuAllocator(Technique):
     """Keep freed memory in the process."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "optimizer"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     by_hand: ClassVar[str] = """
@@ -66,7 +65,6 @@ glibc: MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_, see the tec
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the time of the page faults back, but for those that stay."""
-        del machine
         faults_ms = profile.minor_faults_per_step * FAULT_US / 1e3
         most_ms = profile.step_ms.median * profile.share("forward", "backward", "optimizer")
         return Effect(

@@ -35,7 +35,6 @@ CROWDED_SHARE = 0.05
 class CpuThreads(Technique):
     """Compute with as many threads as there are free cores."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     sets: ClassVar[tuple[str, ...]] = ("threads",)
@@ -99,7 +98,6 @@ At the start of the script:
         before = torch.get_num_threads()
         if before == self.threads:
             raise NotApplicable(f"the training has {before} threads already")
-        del training
         return Switch(turn=lambda is_on: set_threads(self.threads if is_on else before))
 
 

@@ -35,7 +35,6 @@ STARTUP_S = 2.0
 class CudnnAutotune(Technique):
     """Let cuDNN keep the fastest of its convolution algorithms."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     by_hand: ClassVar[str] = """
@@ -54,7 +53,6 @@ At the start of the script:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect forward and backward to shrink by its prior."""
-        del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
             step_ms=-compute_ms * (1 - 1 / prior_for(self, profile).speedup),

@@ -34,7 +34,6 @@ MIN_SHARE = 0.05
 class GroupedExperts(Technique):
     """Compute experts in groups."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True
@@ -55,12 +54,10 @@ In place of the loop over experts, with the tokens sorted by expert and the weig
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["GroupedExperts"]:
         """Return the technique for models with many experts that hold a part of the weights."""
-        del machine
         return [cls()] if any(_share(m) >= MIN_SHARE for m in profile.models) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the experts' part of the computation to shrink by its prior."""
-        del machine
         model = max(profile.models, key=_share, default=None)
         share, count = (_share(model), model.experts) if model else (0.0, 0)
         compute_ms = addressable_ms(profile, ("forward", "backward"))

@@ -41,7 +41,6 @@ EVERY = 100
 class ScheduledGc(Technique):
     """Collect garbage on a schedule."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset(
         {"data_wait", "forward", "backward", "optimizer", "other"}
     )
@@ -68,13 +67,11 @@ And in the loop:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ScheduledGc"]:
         """Return the technique where the collector takes a visible part of the step."""
-        del machine
         share = profile.collection_ms_per_step / (profile.step_ms.median or 1.0)
         return [cls()] if share >= MIN_SHARE else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the collector's time to be gone; a hundredth of it stays at most."""
-        del machine
         collection_ms = min(profile.collection_ms_per_step, 0.9 * profile.step_ms.median)
         return Effect(
             step_ms=-collection_ms * (1 - 1 / self.every),
@@ -97,7 +94,6 @@ And in the loop:
         """
         if not gc.isenabled():
             raise NotApplicable("the script switched the automatic collection off itself")
-        del training
 
         def turn(is_on: bool) -> None:  # noqa: FBT001  called by position
             if is_on:

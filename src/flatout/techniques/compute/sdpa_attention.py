@@ -38,7 +38,6 @@ LOOKED = "flatout looked at {count} modules with a softmax: {why}"
 class SdpaAttention(Technique):
     """Call torch's fused attention where the model writes attention out."""
 
-    family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True
@@ -56,12 +55,10 @@ In the attention module, for a causal mask:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["SdpaAttention"]:
         """Return the technique for models with modules of their own that take a softmax."""
-        del machine
         return [cls()] if any(m.softmax_modules for m in profile.models) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect forward and backward to shrink by its prior, in bf16 on a CPU to grow."""
-        del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), SMALL_WORK_CAUSES)
         count = sum(model.softmax_modules for model in profile.models)
         speedup = prior_for(self, profile).speedup

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 class DevicePrefetch(Technique):
     """Copy the next batch while this one is computed."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"h2d"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("copy",)
@@ -42,7 +41,6 @@ Around the training loader:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DevicePrefetch"]:
         """Return the technique when a CUDA device waits for copies and workers load the batches."""
-        del machine
         if profile.device_kind != "cuda" or profile.share("h2d") < MIN_COPY_SHARE:
             return ()
         loaders = profile.training_loaders
@@ -50,7 +48,6 @@ Around the training loader:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the copies to hide behind the computation, which costs one more batch."""
-        del machine
         copies_ms = profile.phases_ms["h2d"]
         compute_ms = profile.step_ms.median * profile.share("forward", "backward", "optimizer")
         return Effect(

@@ -49,7 +49,6 @@ MIN_SAMPLE_BYTES = 1 << 16
 class DevicePreprocess(Technique):
     """Let batches of images travel as bytes and scale them in one go."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "h2d"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("transform", "normalise", "collate", "transport")
@@ -67,7 +66,6 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DevicePreprocess"]:
         """Return the technique where a loop waits for samples large enough to be images."""
-        del machine
         loaders = [x for x in profile.training_loaders if not x.is_iterable]
         is_waiting = profile.share("data_wait") >= MIN_WAIT_SHARE
         if not is_waiting or not any(map(_may_be_images, loaders)):

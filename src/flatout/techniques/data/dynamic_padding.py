@@ -31,7 +31,6 @@ COMPUTING = ("forward", "backward")
 class DynamicPadding(Technique):
     """Pad to the longest sample of a batch instead of to a fixed length."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "h2d"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     by_hand: ClassVar[str] = """
@@ -51,13 +50,11 @@ With Hugging Face, where samples are tokenised and collated:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DynamicPadding"]:
         """Return the technique when batches of one shape hold padding."""
-        del machine
         fixed = all(model.input_shapes <= 1 for model in profile.models)
         return [cls()] if fixed and pad_share(profile) >= MIN_PAD_SHARE else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect computing to shrink with the tokens."""
-        del machine
         saved = pad_share(profile) * (1 - KEPT)
         spent_ms = sum(profile.phases_ms[name] for name in COMPUTING)
         return Effect(

@@ -38,7 +38,6 @@ USUAL_SHARE = 0.3
 class FastDecode(Technique):
     """Put a faster JPEG decoder under Pillow."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("decode",)
@@ -55,7 +54,6 @@ In the data set, for colour JPEGs:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["FastDecode"]:
         """Return the fastest decoder there is, where a loop waits for what may be images."""
-        del machine
         if not waits_for_pictures(profile):
             return ()
         from flatout.data.images.decoders import installed
@@ -80,7 +78,6 @@ In the data set, for colour JPEGs:
 
     def way(self, loader: Any) -> Substitute:
         """Return what is proven, with the ways of other techniques."""
-        del loader
         return way_of(self.decoder)
 
 

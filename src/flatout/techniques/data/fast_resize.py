@@ -34,7 +34,6 @@ USUAL_SHARE = 0.18
 class FastResize(Technique):
     """Put a vectorised resampler under Pillow."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("resize",)
@@ -47,7 +46,6 @@ Before the loader is iterated:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["FastResize"]:
         """Return the technique where a loop waits for what may be images, given a compiler."""
-        del machine
         return [cls()] if waits_for_pillow(profile) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
@@ -66,7 +64,6 @@ Before the loader is iterated:
 
     def way(self, loader: Any) -> Substitute:
         """Return what is proven, with the ways of other techniques."""
-        del loader
         return way_of()
 
 

@@ -30,7 +30,6 @@ LEFT = 0.1
 class LengthBuckets(Technique):
     """Batches of samples of similar length."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "h2d"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     moves_random_stream: ClassVar[bool] = True
@@ -53,14 +52,12 @@ Where the training loader is made; with Hugging Face's Trainer `group_by_length=
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["LengthBuckets"]:
         """Return the technique when batches of several shapes hold padding."""
-        del machine
         varies = any(model.input_shapes > 1 for model in profile.models)
         is_mapped = all(not loader.is_iterable for loader in profile.training_loaders)
         return [cls()] if varies and is_mapped and pad_share(profile) >= MIN_PAD_SHARE else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect computing to shrink with the tokens."""
-        del machine
         saved = pad_share(profile) * (1 - LEFT)
         spent_ms = sum(profile.phases_ms[name] for name in COMPUTING)
         return Effect(

@@ -50,7 +50,6 @@ UNEVEN_GAIN = 0.5
 class LoaderWorkers(Technique):
     """Load batches in worker processes, alongside the training step."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     sets: ClassVar[tuple[str, ...]] = ("num_workers",)

@@ -46,7 +46,6 @@ FILES = ("folder", "table")
 class PackedData(Technique):
     """Read the samples from a packed store."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("read", "decode")
@@ -68,7 +67,6 @@ Where the training data set is made:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PackedData"]:
         """Return the stores that may be those of a training data set."""
-        del machine
         loaders = profile.training_loaders
         if not loaders or profile.share("data_wait") < MIN_WAIT_SHARE:
             return ()

@@ -43,7 +43,6 @@ OURS = "flatout."
 class PersistentWorkers(Technique):
     """Keep the loader's workers alive between epochs."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     sets: ClassVar[tuple[str, ...]] = ("persistent_workers",)
@@ -61,7 +60,6 @@ By hand this moves the random stream at every epoch's start; flatout's technique
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PersistentWorkers"]:
         """Return the technique when workers are started again in epochs short enough to feel it."""
-        del machine
         if not any(_restarts(loader) for loader in profile.training_loaders):
             return ()
         saved_ms = start_per_step_ms(profile)
@@ -69,7 +67,6 @@ By hand this moves the random stream at every epoch's start; flatout's technique
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Spread the start of the workers over the epoch's steps."""
-        del machine
         return Effect(
             step_ms=-start_per_step_ms(profile),
             why=f"workers start anew every {profile.epoch_steps} steps",

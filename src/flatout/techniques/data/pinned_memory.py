@@ -24,7 +24,6 @@ MIN_COPY_SHARE = 0.02
 class PinnedMemory(Technique):
     """Load batches into page-locked memory."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"h2d"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("copy",)
@@ -40,14 +39,12 @@ Where the training loader is made, and where its batches go to the device:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PinnedMemory"]:
         """Return the technique when a CUDA device waits for copies from pageable memory."""
-        del machine
         if profile.device_kind != "cuda" or profile.share("h2d") < MIN_COPY_SHARE:
             return ()
         return [cls()] if any(not x.pin_memory for x in profile.training_loaders) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the copies to take less time, by its prior."""
-        del machine
         copies_ms = profile.phases_ms["h2d"]
         return Effect(
             step_ms=-copies_ms * (1 - 1 / prior_for(self, profile).speedup),

@@ -64,7 +64,6 @@ SLOTS_A_KEY = 2
 class RamCache(Technique):
     """Keep samples, or what was decoded for them, in memory."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = (

@@ -33,7 +33,6 @@ not saved."""
 class RegionDecode(Technique):
     """Put decoding of parts under Pillow."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("decode",)
@@ -46,7 +45,6 @@ Before the loader is iterated:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["RegionDecode"]:
         """Return the technique where a loop waits for what may be images, given a compiler."""
-        del machine
         return [cls()] if waits_for_pillow(profile) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
@@ -65,7 +63,6 @@ Before the loader is iterated:
 
     def way(self, loader: Any) -> Substitute:
         """Return what is proven, with the ways of other techniques."""
-        del loader
         return way_of()
 
 

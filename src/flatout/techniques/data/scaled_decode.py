@@ -33,7 +33,6 @@ before the samples are looked at."""
 class ScaledDecode(Technique):
     """Put decoding at a fraction under Pillow."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     stages: ClassVar[tuple[str, ...]] = ("decode",)
@@ -54,7 +53,6 @@ In the data set, before the photograph is converted, cropped or resized:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ScaledDecode"]:
         """Return the technique where a loop waits for what may be images, given a compiler."""
-        del machine
         return [cls()] if waits_for_pillow(profile) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:

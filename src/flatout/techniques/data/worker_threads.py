@@ -58,7 +58,6 @@ VARIABLES = (
 class WorkerThreads(Technique):
     """One native thread in each loader worker."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     by_hand: ClassVar[str] = """
@@ -70,7 +69,6 @@ Where the training loader is made:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["WorkerThreads"]:
         """Return the technique where the step waits and workers use more than a core each."""
-        del machine
         return [cls()] if is_starved(profile) and threaded(profile) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:

@@ -63,7 +63,6 @@ Cost = Callable[[MemoryStream, PlannedDevice], float]
 class ActivationCheckpointing(Technique):
     """Recompute the activations of repeated blocks."""
 
-    family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory", "fragmented_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     rescues: ClassVar[tuple[Rescue, ...]] = (
@@ -136,7 +135,6 @@ Where the model calls its blocks (mode "$mode"):
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect a part of forward once more, and a part of the activations less."""
-        del machine
         kind = "full" if self.mode == "budget" else self.mode
         share = 1 - self.fraction if self.mode == "budget" else 1.0
         forward_ms = profile.step_ms.median * profile.share("forward")

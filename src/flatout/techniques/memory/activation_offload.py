@@ -43,7 +43,6 @@ MIB = 1024**2
 class ActivationOffload(Technique):
     """Keep large activations in pinned host memory."""
 
-    family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     rescues: ClassVar[tuple[Rescue, ...]] = (Rescue(cost=0.5, needs_device=True),)
@@ -83,7 +82,6 @@ Around the forward pass; this moves small tensors and parameters too:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect both copies to be waited for."""
-        del machine
         measured = profile.limits.copy_bytes_per_s if profile.limits else None
         moved = int(OFFLOADED_SHARE * activation_bytes(profile))
         rate = measured or COPY_BYTES_PER_S

@@ -46,7 +46,6 @@ Strays = list[tuple[list[str], int]]
 class ChannelsLast(Technique):
     """Store images and convolution weights with the channels last."""
 
-    family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True
@@ -69,13 +68,11 @@ Once the model is on its device, and for each batch of images:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ChannelsLast"]:
         """Return the technique for models with 2-d convolutions in another format."""
-        del machine
         is_useful = any(m.conv_weights and not m.is_channels_last for m in profile.models)
         return [cls()] if is_useful else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect forward and backward to shrink by its prior, or by what converts layouts now."""
-        del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         weights = sum(model.conv_weights for model in profile.models)
         converting = (profile.trace.layout_conversion_share if profile.trace else None) or 0.0

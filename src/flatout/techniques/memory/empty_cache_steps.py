@@ -33,7 +33,6 @@ MIN_FRAGMENTATION = 0.15
 class EmptyCacheSteps(Technique):
     """Flush the allocator's cache every few steps."""
 
-    family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"fragmented_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     by_hand: ClassVar[str] = """
@@ -63,7 +62,6 @@ After optimizer.step():
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect every Nth step to take a tenth longer, and the unused blocks back."""
-        del machine
         share = (profile.memory.fragmentation_share if profile.memory else None) or 0.0
         return Effect(
             step_ms=COST_SHARE * profile.step_ms.median / self.every,

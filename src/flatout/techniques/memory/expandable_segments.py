@@ -32,7 +32,6 @@ FREED_SHARE = 0.05
 class ExpandableSegments(Technique):
     """Let the CUDA allocator grow its segments."""
 
-    family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"fragmented_memory", "out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     rescues: ClassVar[tuple[Rescue, ...]] = (Rescue(cost=0.0, needs_device=True),)
@@ -60,7 +59,6 @@ PYTORCH_ALLOC_CONF=expandable_segments:True PYTORCH_CUDA_ALLOC_CONF=expandable_s
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect what no tensor used at the peak back."""
-        del machine
         story = profile.memory
         share = story.fragmentation_share if story else None
         freed = int((FREED_SHARE if share is None else share) * peak_bytes(profile))

@@ -46,7 +46,6 @@ RANK = 16
 class Lora(Technique):
     """Train low-rank adapters."""
 
-    family: ClassVar[str] = "model"
     addresses: ClassVar[frozenset[str]] = frozenset({"backward", "optimizer"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     moves_random_stream: ClassVar[bool] = True
@@ -72,7 +71,6 @@ After the model is made, before the optimizer:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Lora"]:
         """Return the technique for large models of repeated blocks."""
-        del machine
         is_large = any(
             model.parameters >= MIN_PARAMETERS and model.repeated_blocks for model in profile.models
         )
@@ -91,7 +89,6 @@ After the model is made, before the optimizer:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the weight gradients and most of the optimizer to be gone."""
-        del machine
         step_ms = profile.step_ms.median
         own_bytes = OWN_BYTES if profile.device_kind == "cpu" else 0
         saved_ms = step_ms * profile.share("backward") * WEIGHT_GRADIENT_SHARE

@@ -33,7 +33,6 @@ MIN_VOCABULARY = 4096
 class PadVocabulary(Technique):
     """Pad the output layer inside its forward."""
 
-    family: ClassVar[str] = "model"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     by_hand: ClassVar[str] = """
@@ -45,12 +44,10 @@ Where the output layer is made, best for a model that is trained from scratch:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PadVocabulary"]:
         """Return the technique for models with a large odd output layer that no one compiled."""
-        del machine
         return [cls()] if any(map(_is_odd, profile.models)) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the output layer's share of the products to shrink by its prior."""
-        del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         share = max((head_share(m) for m in profile.models if _is_odd(m)), default=0.0)
         share = min(share, 0.9)

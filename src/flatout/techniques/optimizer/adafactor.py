@@ -42,7 +42,6 @@ SETTINGS = {"beta2_decay": -0.8, "d": 1.0, "eps": (None, LEAST_SIZE)}
 class Adafactor(Technique):
     """Let Adam become Adafactor."""
 
-    family: ClassVar[str] = "optimizer"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
@@ -81,7 +80,6 @@ Where the optimizer is made, with a rate that is relative to each tensor's size:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect nearly all of the optimizer's state back."""
-        del machine
         return Effect(
             peak_bytes=-int(SAVED_SHARE * state_bytes(profile)),
             why="rows and columns instead of two moments",

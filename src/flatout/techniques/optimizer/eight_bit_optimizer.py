@@ -57,7 +57,6 @@ MIN_8BIT = 4096
 class EightBitOptimizer(Technique):
     """Keep Adam's moments in 8 bits."""
 
-    family: ClassVar[str] = "optimizer"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
@@ -96,7 +95,6 @@ Where the optimizer is made, with torchao installed:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect three quarters of the optimizer's state back."""
-        del machine
         own_bytes = OWN_BYTES if profile.device_kind == "cpu" else 0
         return Effect(
             step_ms=SLOWER_SHARE * profile.step_ms.median,

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 class ForeachOptimizer(Technique):
     """Update the parameters in groups of tensors."""
 
-    family: ClassVar[str] = "optimizer"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"optimizer", "slow_optimizer"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
@@ -51,7 +50,6 @@ Where the optimizer is made:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ForeachOptimizer"]:
         """Return the technique where torch goes from tensor to tensor."""
-        del machine
         is_slow = any(_is_looped(item, profile.device_kind) for item in profile.optimizers)
         return [cls()] if is_slow and profile.share("optimizer") > 0 else ()
 
@@ -60,7 +58,6 @@ Where the optimizer is made:
 
         What the backward held is free by then: the copy raises the peak by what does not fit there.
         """
-        del machine
         optimizer_ms = profile.step_ms.median * profile.share("optimizer")
         return Effect(
             step_ms=-optimizer_ms * (1 - 1 / prior_for(self, profile).speedup),

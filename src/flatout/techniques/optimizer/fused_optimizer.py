@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 class FusedOptimizer(Technique):
     """Update all parameters in one pass."""
 
-    family: ClassVar[str] = "optimizer"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"optimizer", "slow_optimizer"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
@@ -52,7 +51,6 @@ Where the optimizer is made:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["FusedOptimizer"]:
         """Return the technique when an optimizer that can be fused takes any time."""
-        del machine
         can_fuse = any(o.has_fused_option and not o.is_fused for o in profile.optimizers)
         return [cls()] if can_fuse and profile.share("optimizer") > 0 else ()
 
@@ -70,7 +68,6 @@ Where the optimizer is made:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the optimizer's share to shrink by its prior."""
-        del machine
         optimizer_ms = profile.step_ms.median * profile.share("optimizer")
         return Effect(
             step_ms=-optimizer_ms * (1 - 1 / prior_for(self, profile).speedup),

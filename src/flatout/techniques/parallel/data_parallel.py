@@ -29,7 +29,6 @@ ZERO_STAGES = (0, 2, 3)
 class DataParallel(Technique):
     """Share each batch out over ranks that train one model."""
 
-    family: ClassVar[str] = "parallel"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     sets: ClassVar[tuple[str, ...]] = ("ranks", "zero")
@@ -64,12 +63,10 @@ each epoch, and print and save on rank 0 only.
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DataParallel"]:
         """Return nothing: how many ranks a training gets is the user's decision."""
-        del profile, machine
         return ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the step divided by the ranks; what they send each other is not in a profile."""
-        del machine
         saved_ms = profile.step_ms.median * (1 - 1 / self.ranks)
         return Effect(step_ms=-saved_ms, why=f"each rank has 1/{self.ranks} of a batch, at best")
 

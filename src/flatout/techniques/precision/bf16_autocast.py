@@ -52,7 +52,6 @@ AMPERE = (8, 0)
 class Bf16Autocast(Technique):
     """Run the model's training calls under bf16 autocast."""
 
-    family: ClassVar[str] = "precision"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "fp32_on_fast_bf16"})
     numerics: ClassVar[Numerics] = Numerics.PRECISION
@@ -104,7 +103,6 @@ Take the loss of output.float().
 
     def switch(self, training: RunningTraining) -> Switch:
         """Choose for each call: nothing of autocast outlives it."""
-        del training
         return Switch(call=self.forward)
 
 

@@ -53,7 +53,6 @@ MAX_SCALE = 2.0**24
 class Fp16Autocast(Technique):
     """Run the model's training calls under fp16 autocast with scaled losses."""
 
-    family: ClassVar[str] = "precision"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.PRECISION

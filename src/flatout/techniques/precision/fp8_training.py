@@ -41,7 +41,6 @@ INSTALL = "fp8_training needs torchao: pip install 'flatout[lowbit]'"
 class Fp8Training(Technique):
     """Multiply in fp8 in the linear layers."""
 
-    family: ClassVar[str] = "precision"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING

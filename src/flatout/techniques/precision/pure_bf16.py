@@ -66,7 +66,6 @@ class Lowered:
 class PureBf16(Technique):
     """Keep the weights in bf16, rounded stochastically."""
 
-    family: ClassVar[str] = "precision"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING

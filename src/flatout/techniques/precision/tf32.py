@@ -31,7 +31,6 @@ from flatout.records.technique import (
 class Tf32(Technique):
     """Allow TF32 in fp32 matrix products."""
 
-    family: ClassVar[str] = "precision"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.PRECISION

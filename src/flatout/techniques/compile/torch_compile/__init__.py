@@ -59,7 +59,6 @@ Shapes = Literal["auto", "dynamic", "lengths"]
 class TorchCompile(Technique):
     """Compile the whole model."""
 
-    family: ClassVar[str] = "compile"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
@@ -96,7 +95,6 @@ Once the model is on its device:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["TorchCompile"]:
         """Return the technique for models that no one else compiled, by how their shapes vary."""
-        del machine
         if not profile.models or any(map(is_compiled_elsewhere, profile.models)):
             return ()
         shapes = max(model.input_shapes for model in profile.models)
@@ -111,7 +109,6 @@ Once the model is on its device:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect what is no product in forward and backward to shrink, after a start-up."""
-        del machine
         graph_ms = graph_saved_ms(profile) if self.mode == "reduce-overhead" else 0.0
         return Effect(
             step_ms=saved_ms(profile) + graph_ms,
@@ -145,7 +142,6 @@ Once the model is on its device:
 
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
         """Mark what varies."""
-        del root
         return with_marked_lengths(call) if self.shapes == "lengths" else call
 
     def end(self) -> str:

@@ -49,7 +49,6 @@ START_US = 60.0
 class DeviceCache(Technique):
     """Keep the whole set on the device and pick batches there."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "h2d"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("python", "collate", "transport", "copy")

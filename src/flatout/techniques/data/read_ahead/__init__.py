@@ -47,7 +47,6 @@ LOCAL_RANK = "LOCAL_RANK"
 class ReadAhead(Technique):
     """Read what the coming batches need into the page cache."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("read",)
@@ -78,7 +77,6 @@ In a thread alongside the training, for the files of the batches to come, 128 Ki
         Without the warm-up: what it leaves in the page cache would be there for the baseline's next
         trial as well.
         """
-        del machine
         is_waiting = profile.share("data_wait") >= MIN_WAIT_SHARE and profile.training_loaders
         if not is_waiting or any(loader.is_iterable for loader in profile.training_loaders):
             return ()
@@ -86,7 +84,6 @@ In a thread alongside the training, for the files of the batches to come, 128 Ki
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the share of the waiting that the workers spent blocked in reading to go."""
-        del machine
         share = blocked_share(profile)
         return Effect(
             step_ms=-profile.phases_ms["data_wait"] * share,

@@ -40,7 +40,6 @@ ATTENTION = ("sdpa", "eager", "flash_attention_2")
 class SequencePacking(Technique):
     """Several samples in one row, kept apart by their positions."""
 
-    family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     by_hand: ClassVar[str] = """
@@ -56,13 +55,11 @@ With Hugging Face, where the training loader is made:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["SequencePacking"]:
         """Return the technique when a causal model computes much padding."""
-        del machine
         is_causal = any(CAUSAL in model.name for model in profile.models)
         return [cls()] if is_causal and pad_share(profile) >= MIN_PAD_SHARE else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect computing to shrink with the tokens."""
-        del machine
         spent_ms = sum(profile.phases_ms[name] for name in COMPUTING)
         saved = pad_share(profile) * (1 - LEFT)
         return Effect(

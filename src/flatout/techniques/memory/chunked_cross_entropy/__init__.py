@@ -70,7 +70,6 @@ LOSS_BACKWARD = "nll_loss_backward"
 class ChunkedCrossEntropy(Technique):
     """Compute cross-entropy a slice of rows at a time."""
 
-    family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset(
         {"out_of_memory", "forward", "backward", "other"}
     )

@@ -51,7 +51,6 @@ FORWARD_SHARE = 1 / 3
 class Microbatching(Technique):
     """Run each batch in parts."""
 
-    family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     rescues: ClassVar[tuple[Rescue, ...]] = (
@@ -98,7 +97,6 @@ In the loop, with a loss that is a mean over samples, for $chunks parts of equal
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect forward twice, and the activations of one part; the logits are joined again."""
-        del machine
         forward_ms = profile.step_ms.median * profile.share("forward")
         compute_ms = profile.step_ms.median * profile.share("forward", "backward")
         logits = logits_bytes(profile)

@@ -39,7 +39,6 @@ HOST_SHARE = 0.5
 class OffloadedOptimizer(Technique):
     """Step on the host."""
 
-    family: ClassVar[str] = "optimizer"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
@@ -67,7 +66,6 @@ Where the optimizer is made, with torchao installed:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the state's memory back, for copies both ways and a step on the host."""
-        del machine
         size = parameter_bytes(profile)
         travel_s = TRAVELS * size / LINK_BYTES_PER_S
         step_s = HOST_PASSES * size / HOST_BYTES_PER_S

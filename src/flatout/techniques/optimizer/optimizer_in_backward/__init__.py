@@ -46,7 +46,6 @@ the inverse scale of a GradScaler."""
 class OptimizerInBackward(Technique):
     """Update parameters inside backward."""
 
-    family: ClassVar[str] = "optimizer"
     excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -85,7 +84,6 @@ With an optimizer for each parameter, and no optimizer.step() in the loop:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the gradients back, and a little longer steps."""
-        del machine
         freed = int(FREED_SHARE * parameter_bytes(profile))
         return Effect(
             step_ms=COST_SHARE * profile.step_ms.median,

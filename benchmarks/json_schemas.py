@@ -1,10 +1,15 @@
 """JSON Schema of the documents that `--json` writes, made from the types of the records.
 
-The files in `schemas/` hold what `documents` returns: `python -m flatout.reporting.schemas` writes
-them, and a test compares them.
+The files in `flatout/reporting/schemas` hold what `documents` returns: `python -m
+benchmarks.json_schemas` writes them, and a test compares them.
 """
 
 import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +24,25 @@ from flatout.records.ablation import (
     SurveyRow,
 )
 from flatout.records.finding import SourcePlace
-from flatout.records.json_records import record_schema, schema_of
+from flatout.records.json_records import declared
 from flatout.records.plan import Plan
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
 
-FOLDER = Path(__file__).with_name("schemas")
+FOLDER = Path(__file__).parents[1] / "src/flatout/reporting/schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TEXT, COUNT, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": ["number", "null"]}
 YES_NO_SAME = {"enum": ["yes", "no", "same", ""]}
 Schema = dict[str, Any]
+SCHEMAS: dict[Any, Any] = {
+    int: "integer",
+    float: ["number", "null"],
+    bool: "boolean",
+    str: "string",
+    Path: "string",
+    type(None): "null",
+}
+"""Of a leaf the JSON Schema's name of its type; anything else may be anything."""
 
 
 def documents() -> dict[str, Schema]:
@@ -163,6 +177,62 @@ BUILDERS = {
     "profile": _profile,
     "survey": _survey,
 }
+
+
+def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of what `to_plain` makes of a type, once written to a file.
+
+    Only fields without a default are required: documents of earlier versions have fewer. A number
+    may be null where it may be infinite or not a number.
+
+    Args:
+        hint: a type that a field of a record may have, or a record.
+        definitions: of each record the schema; those that are met are added.
+
+    >>> schema_of(tuple[int, ...] | None, {})
+    {'anyOf': [{'type': 'array', 'items': {'type': 'integer'}}, {'type': 'null'}]}
+    """
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is not None:
+        return _schema_of_many(origin, parts, definitions)
+    if is_dataclass(hint):
+        name = hint.__name__  # type: ignore[union-attr]
+        if name not in definitions:
+            definitions[name] = {}  # a record may hold others of its kind
+            definitions[name] = record_schema(hint, definitions)
+        return {"$ref": f"#/$defs/{name}"}
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return {"enum": [member.value for member in hint]}
+    return {"type": SCHEMAS[hint]} if hint in SCHEMAS else {}
+
+
+def _schema_of_many(
+    origin: Any, parts: tuple[Any, ...], definitions: dict[str, Any]
+) -> dict[str, Any]:
+    if origin is typing.Literal:
+        return {"enum": list(parts)}
+    if origin in (types.UnionType, typing.Union):
+        return {"anyOf": [schema_of(part, definitions) for part in parts]}
+    if origin in (dict, Mapping):
+        return {"type": "object", "additionalProperties": schema_of(parts[1], definitions)}
+    if origin is tuple and parts[-1] is not Ellipsis:
+        items = [schema_of(part, definitions) for part in parts]
+        return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
+    return {"type": "array", "items": schema_of(parts[0], definitions)}
+
+
+def record_schema(
+    kind: Any, definitions: dict[str, Any], left_out: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Return the JSON Schema of a record without the fields that are left out."""
+    kept = [item for item in declared(kind) if item[0] not in left_out]
+    return {
+        "type": "object",
+        "description": (kind.__doc__ or "").strip().partition("\n")[0],
+        "properties": {name: schema_of(hint, definitions) for name, hint, _ in kept},
+        "required": [name for name, _, has_default in kept if not has_default],
+    }
+
 
 if __name__ == "__main__":
     for kind, document in documents().items():
