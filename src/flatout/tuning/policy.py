@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from flatout.records.ablation import Comparison, Feeding, LossCheck, Row, StagedRow, Verdict
 from flatout.records.errors import UserError
 from flatout.records.machine import Machine
+from flatout.records.messages import code_of, named, words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Decision, Rule
@@ -322,7 +323,8 @@ def _confirm(state: TuningState) -> Asking[RecipeProof]:
     match = yield from _confirmed(state)
     if match.disturbed and match.decision is Decision.UNDECIDED:
         # What was found stays, and says that it was not confirmed.
-        state.stopped = "machine busy" if match.disturbed.startswith(BUSY) else "baseline failed"
+        is_busy = code_of(match.disturbed) == BUSY
+        state.stopped = "machine busy" if is_busy else "baseline failed"
         return RecipeProof()
     check = yield from state.history.check(state.recipe)
     if match.decision is Decision.KEPT and not check.passed:
@@ -334,10 +336,8 @@ def _confirm(state: TuningState) -> Asking[RecipeProof]:
         return RecipeProof(
             confirmation=match.comparison, final=match.candidate, check=check, feeding=feeding
         )
-    state.notes.append(
-        f"the recipe ({state.recipe.label}) was not confirmed: "
-        f"{verdict_of(match, check)[1] or match.decision.value}"
-    )
+    why = verdict_of(match, check)[1] or named("decision", match.decision.value)
+    state.notes.append(words("tune_note.not_confirmed", recipe=state.recipe.label, why=why))
     state.recipe = state.baseline
     if match.failure is not None:
         state.stopped = "recipe failed"
@@ -355,7 +355,7 @@ def _without_guilty(state: TuningState, check: LossCheck) -> Asking[bool]:
     if not guilty or rest == state.baseline:
         return False
     names = ", ".join(choice.technique for choice in guilty)
-    state.notes.append(f"the guard rejects the whole recipe for {names}: {check.why}")
+    state.notes.append(words("tune_note.guard_rejects", techniques=names, why=check.why))
     state.rows = [
         replace(row, verdict=Verdict.REJECTED, why=check.why)
         if row.choice in guilty and row.verdict in {Verdict.KEPT, Verdict.TOGETHER}

@@ -3,7 +3,8 @@
 English is the source: `en.toml` has every name, the other languages the same names with the same
 fields. A rule, a note or a trial says a sentence as `words(name, field=...)`: that is its English
 text, which remembers its name and fields, so that a report can say it in another language. What is
-no such sentence (a script's own words, a note that was read back from a file) stays as it is.
+no such sentence (a script's own words) stays as it is. A sentence that was written to a file as its
+English text, or by code that cannot read the catalogue, is known again by its message.
 """
 
 import re
@@ -14,9 +15,15 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, TypeAlias
 
+from flatout.records.units import format_ratio
+
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "ko")
 FIELD = re.compile(r"\{(\w+)\}")
+LEAST_WORDS = 3
+"""Words of its own that a message has by which its text is known again: fewer fit anything."""
+JOINTS = {"joint.and": "; ", "joint.because": ": "}
+"""Messages that join two texts, and what they put between them."""
 
 Text: TypeAlias = "str | tuple[Text, ...]"
 """What a report says: words of no language, a sentence, or several with commas between them."""
@@ -50,6 +57,11 @@ def words(code: str, /, **fields: Text) -> Sentence:
     return Sentence(code, fields)
 
 
+def times(ratio: float) -> Sentence:
+    """Return a ratio as the language writes it."""
+    return words("unit.ratio", value=format_ratio(ratio)[:-1])
+
+
 def named(family: str, name: str) -> str:
     """Return the word for a name that other code gave, the name itself where there is none."""
     code = f"{family}.{name}"
@@ -59,6 +71,78 @@ def named(family: str, name: str) -> str:
 def written(text: str) -> str:
     """Return a sentence without its full stop."""
     return text.rstrip(". ") if text.endswith((".", " ")) else text
+
+
+def joined(*texts: str) -> str:
+    """Return texts with semicolons between them, each still a sentence of its own.
+
+    >>> joined("one", "two", "three")
+    'one; two; three'
+    """
+    first, *others = texts
+    return words("joint.and", one=first, other=joined(*others)) if others else first
+
+
+def code_of(text: str) -> str:
+    """Return the name of a sentence, also of one that was read back; empty for any other text."""
+    known = recognised(text)
+    return known.code if isinstance(known, Sentence) else ""
+
+
+def recognised(text: str) -> str:
+    """Return the sentence that an English text was made as; any other text as it is.
+
+    Of the messages that fit, the one with the most words of its own. Where none does, what is left
+    and right of a semicolon or a colon may each be a sentence.
+
+    >>> recognised("the loss was not finite at step 3").code
+    'trial.not_finite'
+    """
+    short = isinstance(text, Sentence) or text.count(" ") < LEAST_WORDS - 1
+    return text if short else _recognised(text)
+
+
+@lru_cache(maxsize=1024)
+def _recognised(text: str) -> str:
+    for code, template, longest in _known_messages():
+        if longest in text and (found := _pattern(template).fullmatch(text)):
+            return Sentence(code, found.groupdict())
+    for code, joint in JOINTS.items():
+        for place in (found.start() for found in re.finditer(joint, text)):
+            one, other = recognised(text[:place]), recognised(text[place + len(joint) :])
+            if isinstance(one, Sentence) or isinstance(other, Sentence):
+                return Sentence(code, {"one": one, "other": other})
+    return text
+
+
+@lru_cache(maxsize=1)
+def _known_messages() -> tuple[tuple[str, str, str], ...]:
+    """Return name, English text and longest part of each message that is known by its words."""
+    found = []
+    for code, template in messages(ENGLISH).texts.items():
+        parts = FIELD.split(template)[::2]
+        if sum(len(re.findall("[A-Za-z]+", part)) for part in parts) >= LEAST_WORDS:
+            found.append((code, template, max(parts, key=len)))
+    found.sort(key=lambda one: -len(FIELD.sub("", one[1])))
+    return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def _pattern(template: str) -> re.Pattern[str]:
+    """Return what finds a message's fields in its text; one that comes twice is the same twice.
+
+    A field that a message begins with takes in no other sentence before it.
+    """
+    seen: set[str] = set()
+    pattern = ""
+    for number, part in enumerate(FIELD.split(template)):
+        if number % 2 == 0:
+            pattern += re.escape(part)
+        else:
+            any_text = ".*?" if pattern else "(?:(?!; |: ).)*?"
+            pattern += f"(?P={part})" if part in seen else f"(?P<{part}>{any_text})"
+            seen.add(part)
+    return re.compile(pattern, re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +173,8 @@ class Messages:
         """
         if isinstance(text, tuple):
             return ", ".join(map(self.text, text))
-        return self.filled(text.code, text.fields) if isinstance(text, Sentence) else text
+        known = text if self.language == ENGLISH else recognised(text)
+        return self.filled(known.code, known.fields) if isinstance(known, Sentence) else text
 
     def filled(self, code: str, fields: Mapping[str, Text]) -> str:
         """Return a message, its fields in this language too."""

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from flatout.records.messages import Sentence, Text, words, written
+from flatout.records.messages import Sentence, Text, times, words, written
 from flatout.records.profile import PHASES, Profile, Regime, most_times
-from flatout.records.units import format_bytes, format_ms, format_rate, format_ratio, format_share
+from flatout.records.units import format_bytes, format_ms, format_rate, format_share
 
 WORTH_A_HEADLINE = 0.10
 """A wait below a tenth of the step is not what a reader should look at first."""
@@ -78,11 +78,6 @@ def known_ceilings(profile: Profile) -> list[tuple[str, float]]:
 def warnings(profile: Profile) -> tuple[Sentence, ...]:
     """Return why the numbers must not be trusted, one sentence each."""
     return tuple(words("headline.invalid", why=written(why)) for why in profile.invalid)
-
-
-def times(ratio: float) -> Sentence:
-    """Return a ratio as the language writes it."""
-    return words("unit.ratio", value=format_ratio(ratio)[:-1])
 
 
 def readings(profile: Profile) -> Iterator[tuple[str, Text]]:

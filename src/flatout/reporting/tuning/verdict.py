@@ -21,7 +21,7 @@ from flatout.records.ablation import (
     Verdict,
 )
 from flatout.records.catalogue import setter_of
-from flatout.records.messages import Sentence, Text, named, words, written
+from flatout.records.messages import Sentence, Text, named, times, words, written
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import Rule
 from flatout.records.technique import Technique
@@ -36,7 +36,6 @@ from flatout.reporting.profile.sentences import (
     MORE,
     ceilings_sentence,
     consumers_sentences,
-    times,
 )
 
 STOPPED = (
