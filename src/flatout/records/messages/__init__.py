@@ -107,12 +107,14 @@ def _recognised(text: str) -> str:
     for code, template, longest in _known_messages():
         if longest in text and (found := _pattern(template).fullmatch(text)):
             return Sentence(code, found.groupdict())
+    best, most = text, 0
     for code, joint in JOINTS.items():
         for place in (found.start() for found in re.finditer(joint, text)):
             one, other = recognised(text[:place]), recognised(text[place + len(joint) :])
-            if isinstance(one, Sentence) or isinstance(other, Sentence):
-                return Sentence(code, {"one": one, "other": other})
-    return text
+            count = isinstance(one, Sentence) + isinstance(other, Sentence)
+            if count > most:
+                best, most = Sentence(code, {"one": one, "other": other}), count
+    return best
 
 
 @lru_cache(maxsize=1)

@@ -38,8 +38,8 @@ DEVICE = "device"
 """The advice where a script asks for a device that torch does not find: no edit makes one."""
 NO_DATA = "empty_data"
 """The fault of a loader that had no batch to give, and the advice that fits."""
-OF_SCRIPT = ("failure.head_refused", "fault.no_device")
-"""Messages, with all of the table `trial`, that say what became of the script."""
+OF_SCRIPT = ("trial.", "failure.head_", "fault.no_device")
+"""What the messages begin with that say what became of the script."""
 FIRST = {"joint.and": "one", "rescue.again": "message"}
 """Messages that begin with another one, by the field that it is in."""
 LABELS = ("outcome", "recipe", "ran", "do", "next")
@@ -153,7 +153,7 @@ def _is_of_script(text: str) -> bool:
         return False
     if known.code in FIRST:
         return _is_of_script(str(known.fields[FIRST[known.code]]))
-    return known.code.startswith("trial.") or known.code in OF_SCRIPT
+    return known.code.startswith(OF_SCRIPT)
 
 
 def _headline(trial: Trial, say: Messages) -> str:
