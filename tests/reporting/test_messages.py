@@ -246,8 +246,7 @@ def sample_of(node):
 
 SPOKEN = ("tuning", "workflow", "guard", "parallel/search.py", "planner")
 NOT_SPOKEN = {
-    "doctor.py": "its report is in English only",
-    "check.py": "as that of the source's rules",
+    "check.py": "its report is in English only, as the source's rules are",
     "check_worker.py": "the same",
     "child.py": "runs in the traced script's process, as all of tracing does",
 }

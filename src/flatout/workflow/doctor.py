@@ -277,7 +277,8 @@ def open_files(machine: Machine) -> Check | None:
         return None
     if soft < 0 or soft >= ENOUGH_FILES:
         return Check(
-            status=OK, what=words("doctor.open_files", n="none" if soft < 0 else str(soft))
+            status=OK,
+            what=words("doctor.open_files", n=words("doctor.no_limit") if soft < 0 else str(soft)),
         )
     reachable = ENOUGH_FILES if hard < 0 else min(hard, ENOUGH_FILES)
     return Check(
