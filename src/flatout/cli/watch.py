@@ -83,8 +83,8 @@ def _plain(folder: Path | None, language: str) -> None:
     from flatout.reporting.watch import render_watch
     from flatout.workflow.watch import watch
 
-    def show(view: "LiveView") -> None:
+    def write(view: "LiveView") -> None:
         show(render_watch(view, width=terminal_width(), language=language) + "\n")
         sys.stdout.flush()
 
-    watch(folder, show, waits_for_jobs=False)
+    watch(folder, write, waits_for_jobs=False)

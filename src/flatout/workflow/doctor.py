@@ -276,10 +276,8 @@ def open_files(machine: Machine) -> Check | None:
     if soft is None or hard is None:
         return None
     if soft < 0 or soft >= ENOUGH_FILES:
-        return Check(
-            status=OK,
-            what=words("doctor.open_files", n=words("doctor.no_limit") if soft < 0 else str(soft)),
-        )
+        n = words("doctor.no_limit") if soft < 0 else str(soft)
+        return Check(status=OK, what=words("doctor.open_files", n=n))
     reachable = ENOUGH_FILES if hard < 0 else min(hard, ENOUGH_FILES)
     return Check(
         status=WARN,
