@@ -93,10 +93,10 @@ def roofline(
     used = tuple(sorted({row.product.dtype for row in rows}))
     ceilings = _ceilings(machine, kind, used, workload.python, tell)
     timer = _Timer(device=kind, threads=found["threads"], python=workload.python, clock=clock)
-    tell(f"{len(rows)} distinct products, each alone")
+    tell(words("progress.alone", n=str(len(rows))))
     rows = _timed(rows, timer, ceilings)
     ceilings = _raised(ceilings, rows)
-    tell("what would make them faster")
+    tell(words("progress.changes"))
     return _noted(
         Roofline(
             ceilings=ceilings,
@@ -215,7 +215,7 @@ def _ceilings(
     peaks: dict[str, Peaks] = {}
     missing: dict[str, str] = {}
     for dtype in dict.fromkeys((*ARITHMETIC[kind], *used)):
-        tell(f"the peak in {dtype}")
+        tell(words("progress.peak", dtype=dtype))
         wanted = PeaksOf(
             device_kind=kind,
             device_name=name,
