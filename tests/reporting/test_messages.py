@@ -250,7 +250,7 @@ NOT_SPOKEN = {
     "check_worker.py": "the same",
     "child.py": "runs in the traced script's process, as all of tracing does",
 }
-WORDS_OF_NOTES = {"notes", "note", "why", "reason", "checked", "message", "verdict", "because"}
+WORDS_OF_NOTES = {"notes", "note", "why", "reason", "checked", "message", "verdict"}
 
 
 def modules_that_note():

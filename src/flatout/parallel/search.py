@@ -477,7 +477,7 @@ def advise(found: Found, cluster: Cluster, training: Training) -> ParallelAdvice
             more = words("way.gain", n=str(asked), ratio=f"{gain:.2f}")
         verdict = words("way.not_more", stay=stay, more=more, cause=cause)
     return ParallelAdvice(
-        verdict=words("way.verdict", text=verdict),
+        verdict=words("joint.end", text=verdict),
         ranks=enough,
         asked=asked,
         spec=plan.spec,

@@ -107,6 +107,8 @@ def _recognised(text: str) -> str:
     for code, template, longest in _known_messages():
         if longest in text and (found := _pattern(template).fullmatch(text)):
             return Sentence(code, found.groupdict())
+    if text.endswith(".") and isinstance(first := recognised(text[:-1]), Sentence):
+        return Sentence("joint.end", {"text": first})
     best, most = text, 0
     for code, joint in JOINTS.items():
         for place in (found.start() for found in re.finditer(joint, text)):
