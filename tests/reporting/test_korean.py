@@ -19,7 +19,7 @@ from tests.reporting.plans import plan, too_large
 from tests.reporting.test_parallel_plan import plan as spread_plan
 from tests.reporting.test_parallel_plan import way
 
-ENGLISH = re.compile(r"\b(the|of|is|are|that|not|a|an|it|no|was|to|and|in|with|for)\b")
+ENGLISH = re.compile(r"(?<![/\w])(the|of|is|are|that|not|a|an|it|no|was|to|and|in|with|for)\b")
 """Words of every English sentence, and of none that is Korean."""
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 MARKUP = re.compile(r"<style>.*?</style>|<[^>]*>|`[^`]*`", re.DOTALL)
