@@ -21,16 +21,16 @@ from flatout.cli.options import show, terminal_width
 from flatout.records import catalogue
 from flatout.records.ablation import Ablation
 from flatout.records.live import Progress, Tell
-from flatout.records.messages import ENGLISH
+from flatout.records.messages import ENGLISH, Messages, messages, times, words
 from flatout.records.trial import Workload
-from flatout.records.units import format_duration, format_ratio
+from flatout.records.units import format_duration
+from flatout.reporting.blocks import safe
 from flatout.reporting.documents import (
     ensure_file_writable,
     ensure_writable,
     write_json,
     write_text,
 )
-from flatout.reporting.tables import ascii_only
 from flatout.reporting.terminal import render_ablation, render_failure
 from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
 from flatout.reporting.tuning.speedup_chart import ladder_svg, staged_svg
@@ -42,49 +42,50 @@ from flatout.workflow.tune import TuneOptions, tune
 
 
 @contextmanager
-def display(budget_s: float, *, is_quiet: bool = False) -> Iterator[Tell]:
+def display(budget_s: float, *, is_quiet: bool = False, language: str = ENGLISH) -> Iterator[Tell]:
     """Give the function that a long command tells its progress to. Writes to stderr.
 
     Args:
         budget_s: What a full bar stands for.
         is_quiet: Whether nothing is written.
+        language: One of `flatout.records.messages.LANGUAGES`.
     """
+    say = messages(language)
     if is_quiet:
         yield lambda _: None
         return
     if not sys.stderr.isatty():
-        yield _line
+        yield lambda progress: _line(progress, say)
         return
     console = Console(stderr=True, highlight=False)
-    start = Progress(trying="starting", done_share=0.0, elapsed_s=0.0, left_s=budget_s)
-    columns = (Spent(bar_width=24), Left(), Runs(), Best(), Trying())
+    trying = words("trying.starting")
+    start = Progress(trying=trying, done_share=0.0, elapsed_s=0.0, left_s=budget_s)
+    columns = (Spent(bar_width=24), *(kind(say) for kind in (Left, Runs, Best, Trying)))
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=budget_s, now=start, at=time.monotonic())
 
         def tell(progress: Progress) -> None:
             if progress.event:
-                console.print(ascii_only(progress.event), markup=False)
+                console.print(safe(say.text(progress.event), say), markup=False)
             bar.update(task, now=progress, at=time.monotonic())
 
         yield tell
 
 
-def _line(progress: Progress) -> None:
+def _line(progress: Progress, say: Messages) -> None:
     """Write an event on a line of its own; mere ticks would fill a log."""
     if progress.event:
-        event = ascii_only(progress.event)
-        where = f"{format_duration(progress.elapsed_s)} of {_total(progress)}"
-        print(f"[{', '.join(filter(None, (where, _runs(progress))))}] {event}", file=sys.stderr)
+        total = format_duration(progress.elapsed_s + progress.left_s)
+        where = say("trying.time", done=format_duration(progress.elapsed_s), total=total)
+        known = ", ".join(filter(None, (where, _runs(progress, say))))
+        show(f"[{known}] {safe(say.text(progress.event), say)}\n", is_error=True)
 
 
-def _total(progress: Progress) -> str:
-    return format_duration(progress.elapsed_s + progress.left_s)
-
-
-def _runs(progress: Progress) -> str:
+def _runs(progress: Progress, say: Messages) -> str:
     """Return how many runs were made, "" where none was counted."""
     num_runs = progress.num_runs
-    return f"{num_runs} run{'s' * (num_runs > 1)}" if num_runs else ""
+    name = "trying.runs_made" if num_runs > 1 else "trying.run_made"
+    return say(name, n=num_runs) if num_runs else ""
 
 
 class Spent(BarColumn):
@@ -96,37 +97,47 @@ class Spent(BarColumn):
         return ProgressBar(total=task.total, completed=spent, width=self.bar_width)
 
 
-class Left(ProgressColumn):
+class Told(ProgressColumn):
+    """A column of words, in the language of the reports."""
+
+    def __init__(self, say: Messages) -> None:
+        super().__init__()
+        self.say = say
+
+
+class Left(Told):
     """The time left of the budget."""
 
     def render(self, task: Task) -> Text:
         """Return it in words."""
         left_s = max(0.0, task.fields["now"].left_s - _since(task))
-        return Text(f"{format_duration(left_s)} left")
+        return Text(self.say("trying.left", time=format_duration(left_s)))
 
 
-class Runs(ProgressColumn):
+class Runs(Told):
     """The runs of the script so far: no one knows how many there will be."""
 
     def render(self, task: Task) -> Text:
         """Return them in words."""
-        return Text(_runs(task.fields["now"]))
+        return Text(_runs(task.fields["now"], self.say))
 
 
-class Best(ProgressColumn):
+class Best(Told):
     """The gain of the techniques kept so far."""
 
     def render(self, task: Task) -> Text:
         """Return it as a ratio."""
-        return Text(f"best {format_ratio(task.fields['now'].best_ratio)}")
+        best = times(task.fields["now"].best_ratio)
+        return Text(self.say.text(words("trying.best", ratio=best)))
 
 
-class Trying(ProgressColumn):
+class Trying(Told):
     """What is being tried; last, because it has no fixed width."""
 
     def render(self, task: Task) -> Text:
         """Return it in words."""
-        return Text(ascii_only(task.fields["now"].trying), overflow="ellipsis", no_wrap=True)
+        trying = safe(self.say.text(task.fields["now"].trying), self.say)
+        return Text(trying, overflow="ellipsis", no_wrap=True)
 
 
 def _since(task: Task) -> float:
@@ -157,7 +168,8 @@ def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) 
     if form.json_path:
         ensure_file_writable(form.json_path)
     try:
-        with display(options.budget_s, is_quiet=form.is_quiet) as tell:
+        language = form.language
+        with display(options.budget_s, is_quiet=form.is_quiet, language=language) as tell:
             ablation = tune(workload, options, tell)
     except BaselineFailedError as error:
         text = render_failure(
@@ -183,7 +195,8 @@ def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) 
     if form.json_path:
         write_json(ablation.to_json(), form.json_path)
     pictures = "ladder.svg, stages.svg" if (options.out / STAGES).exists() else "ladder.svg"
-    show(f"files {options.out}/: ladder.html, {pictures}, report.md, ablation.json, {RECIPE}\n")
+    names = f"ladder.html, {pictures}, report.md, ablation.json, {RECIPE}"
+    show(messages(form.language)("tuning.files", out=options.out, names=names) + "\n")
     return INTERRUPTED if ablation.stopped == "interrupted" else 0
 
 

@@ -116,7 +116,7 @@ class GuardChecker:
                 return check
         if not self._baseline or not self._repeat:
             return self.aa_check or LossCheck(status="not_compared")
-        self.tell(f"guard: {recipe.label}")
+        self.tell(words("trying.guard", recipe=recipe.label))
         name = f"candidate-{len(self._verdicts or {})}"
         trial = self._trial(recipe, name)
         records = _records(trial)
@@ -169,7 +169,7 @@ class GuardChecker:
 
     def _perturbed(self, name: str, **how: bool) -> tuple[GuardRecord, ...]:
         """Return records of the baseline with other inputs and weights; empty where it failed."""
-        self.tell(f"guard: the unchanged script with {name} inputs and weights")
+        self.tell(words(f"trying.guard_{name}"))
         return _records(self._trial(self.floor, name, steps=ROUNDED_STEPS, **how))
 
     def _judged(
@@ -237,7 +237,7 @@ class GuardChecker:
 
     def _make_reference(self) -> None:
         """Run the baseline twice and once in bf16; the first two show whether it repeats."""
-        self.tell("guard: baseline against itself")
+        self.tell(words("trying.guard_twice"))
         first = self._trial(self.floor, "baseline")
         self._baseline, self._baseline_path = _records(first), first.guard_path
         if not self._baseline:
@@ -250,7 +250,7 @@ class GuardChecker:
         pairs = zip(self._baseline, self._repeat, strict=False)
         checks = [aa(first, second) for first, second in pairs]
         self.aa_check = of_all_ranks(checks, len(self._baseline), len(self._repeat))
-        self.tell("guard: calibration in bf16")
+        self.tell(words("trying.guard_bf16"))
         # A script that runs in bf16 on its own is compared with itself in full precision.
         recipe = self.floor
         if not self._baseline[0].low_precision:

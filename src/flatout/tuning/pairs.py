@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from flatout.records.ablation import Comparison, LossCheck, Row, Verdict
-from flatout.records.messages import named, words
+from flatout.records.messages import named, times, words
 from flatout.records.profile import PeakBytes, Profile
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import (
@@ -23,7 +23,7 @@ from flatout.records.statistics import (
     prior_of,
 )
 from flatout.records.trial import Outcome, Trial
-from flatout.records.units import format_bytes, format_interval, format_ratio
+from flatout.records.units import format_bytes, format_interval
 from flatout.tuning.experiments import Asking, TrialHistory, foreign_share_of
 from flatout.tuning.ranking import Candidate
 
@@ -315,6 +315,14 @@ def _break_even(match: Match) -> tuple[float, int | None]:
 def event_of(row: Row) -> str:
     """Return one line about a row for the running display."""
     pair = row.comparison
-    shown = f" {format_ratio(pair.ratio)} ({format_interval(*pair.interval)})" if pair else ""
-    why = f" ({row.why})" if row.why else ""
-    return f"{row.choice.label}: {row.verdict.value.replace('_', ' ')}{shown}{why}"
+    shown = ""
+    if pair is not None:
+        interval = format_interval(*pair.interval)
+        shown = words("trying.shown", ratio=times(pair.ratio), interval=interval)
+    return words(
+        "trying.row",
+        technique=row.choice.label,
+        verdict=words(f"trying.verdict_{row.verdict.value}"),
+        shown=shown,
+        why=words("tuning.in_brackets", text=row.why) if row.why else "",
+    )

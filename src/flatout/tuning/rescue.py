@@ -55,7 +55,7 @@ class RescuedBaseline:
                 self.ran_out = True
                 return
             recipe = with_rung(self.recipe, choice)
-            self.tell(f"out of memory; with {recipe.label}")
+            self.tell(words("trying.fits", recipe=recipe.label))
             trial = yield from self.history.time(recipe)
             self.tried.append((choice, trial))
             self._note_refused(trial)
@@ -75,7 +75,7 @@ class RescuedBaseline:
             if not self.may_go_on():
                 return
             without = self.recipe.without(choice.technique)
-            self.tell(f"it runs; without {choice.technique}")
+            self.tell(words("trying.still_runs", technique=choice.technique))
             try:
                 trial = yield from self.history.time(without)
             except MachineBusyError:
@@ -120,7 +120,7 @@ def make_it_run(
         UserError: if nothing made it run; the text says what was tried.
     """
     budget = history.budget
-    tell(progress(budget, "", event=f"the unchanged script: {first.message}"))
+    tell(progress(budget, "", event=words("trying.failed", message=first.message)))
     rescue = RescuedBaseline(
         history=history,
         tell=lambda text: tell(progress(budget, text)),
@@ -136,7 +136,7 @@ def make_it_run(
             f"{more}take a smaller batch, or see what 'flatout plan' says"
         )
     yield from rescue.shed()
-    tell(progress(budget, "", event=f"it runs with {rescue.recipe.label}"))
+    tell(progress(budget, "", event=words("trying.runs", recipe=rescue.recipe.label)))
     return rescue
 
 
@@ -165,10 +165,10 @@ def retry_with_fewer_workers(
     if fewer is None or history.budget.left_s <= 0 or not _may_try(fewer.names[0], search):
         return None
     budget = history.budget
-    tell(progress(budget, "", event=f"the unchanged script: {first.message}"))
+    tell(progress(budget, "", event=words("trying.failed", message=first.message)))
     rescue = RescuedBaseline(
         history=history,
-        tell=lambda _text: tell(progress(budget, f"once more, with {fewer.label}")),
+        tell=lambda _text: tell(progress(budget, words("trying.again", recipe=fewer.label))),
         may_go_on=lambda: True,
         first=first,
         recipe=replace(fewer, choices=()),

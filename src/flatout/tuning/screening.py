@@ -108,7 +108,7 @@ def screen_first(
     if not can_screen(ladder, ranked, pair):
         ladder.notes.append(words("screen.too_little_time"))
         return set()
-    ladder.say("all techniques that can be switched, in one process")
+    ladder.say(words("trying.screen"))
     base = ladder.recipe.plus(*(x.choice for x in pair))
     found = yield from _screen(ladder, base, chosen, max_s)
     if not found.effects:

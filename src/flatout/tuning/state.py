@@ -250,7 +250,7 @@ def settle_guilty(state: TuningState, recipe: Recipe) -> Asking[tuple[Choice, ..
     )
     for choice in guilty:
         state.settled.add(choice.technique)
-        state.say("", event=f"{choice.label}: the guard rejects it, the others go on")
+        state.say("", event=words("trying.rejected", technique=choice.label))
     return guilty
 
 
