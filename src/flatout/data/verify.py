@@ -202,7 +202,7 @@ def _find_inconsistent(store: PackedStore, names: Sequence[str]) -> list[str]:
 def _find_miscounted(store: PackedStore, samples: int) -> list[str]:
     """Return what shows that samples come twice, or are missing and not listed as skipped."""
     originals = np.asarray(store.index["original"])
-    problems = []
+    problems: list[str] = []
     if len(np.unique(originals)) != len(originals) or originals.max(initial=0) >= samples:
         problems.append(words("store.twice"))
     path = store.folder / SKIPPED

@@ -396,9 +396,9 @@ def _updates(trials: Trials) -> Iterator[Reading]:
         yield Reading(check="update", share=_share(value, UPDATE_LIMIT), text=text)
 
 
-def _words(name: str, value: float, limit: float, **about: str) -> Sentence:
+def _words(code: str, value: float, limit: float, /, **about: str) -> Sentence:
     """Return what was compared, how far it is off, and what is allowed."""
-    return words(f"guard.{name}", **about, value=f"{value:.2g}", limit=f"{limit:.2g}")
+    return words(f"guard.{code}", **about, value=f"{value:.2g}", limit=f"{limit:.2g}")
 
 
 def _name(key: Key) -> Sentence:

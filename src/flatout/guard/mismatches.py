@@ -113,9 +113,9 @@ def _arguments(
                 yield Mismatch(check="samples", text=text)
 
 
-def _words(name: str, path: str, **about: str) -> str:
+def _words(code: str, path: str, /, **about: str) -> str:
     """Return what differs, and in which part of it where that is known."""
-    return words(f"guard.{name}{'_in' if path else ''}", **about, path=path)
+    return words(f"guard.{code}{'_in' if path else ''}", **about, path=path)
 
 
 def _first_difference(baseline: Marks, other: Marks) -> int | None:

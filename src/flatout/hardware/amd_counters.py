@@ -43,7 +43,7 @@ class AmdCounters:
     def sample(self, *, is_full: bool) -> CounterSample:
         """Read the counters now; the reasons for lower clocks only where `is_full`: they block."""
         values: dict[str, float] = {}
-        missing = dict.fromkeys(UNREAD, words("counter.not_amd"))
+        missing: dict[str, str] = dict.fromkeys(UNREAD, words("counter.not_amd"))
         for name, ask in self._questions().items():
             with self._noting(name, missing):
                 values[name] = _number(ask())

@@ -121,9 +121,8 @@ def columns(found: Roofline) -> tuple[Text, ...]:
     """Return the titles of the table; sizes are rows, columns and what is summed over."""
     unit, _ = _unit(found)
     first = ("product", "role", "as", "n", "intensity")
-    last = ("roof", "align", "step", "gain")
-    if found.ceilings.processors:
-        last = (*last, "tiles", "waves")
+    last = ["roof", "align", "step", "gain"]
+    last += ["tiles", "waves"] if found.ceilings.processors else []
     titles = [words(f"roofline.column_{name}") for name in (*first, *last)]
     return (*titles[: len(first)], unit, *titles[len(first) :])
 

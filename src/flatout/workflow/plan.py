@@ -406,8 +406,9 @@ def _is_traceable(name: str) -> bool:
 def _refusal(stream: MemoryStream, choice: Choice) -> str:
     """Return the note that says why a technique changed nothing; empty if it acted."""
     for note in map(recognised, stream.notes):
-        is_refusal = isinstance(note, Sentence) and note.code == REFUSED
-        if is_refusal and note.fields["technique"] == choice.technique:
+        if not isinstance(note, Sentence) or note.code != REFUSED:
+            continue
+        if note.fields["technique"] == choice.technique:
             return note
     return ""
 

@@ -86,7 +86,7 @@ class Watcher:
         return None
 
     def _notes(self, job: LiveJob | None) -> list[str]:
-        notes = []
+        notes: list[str] = []
         if self.is_over:
             notes.append(words("watch.ended"))
         elif job is None and self.facts is not None:
