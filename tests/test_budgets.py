@@ -29,7 +29,7 @@ LINES = {
     "launch": 2_075,
     "parallel": 4_794,
     "planner": 6_897,
-    "records": 5_544,
+    "records": 5_552,
     "reporting": 5_295,
     "rules": 4_572,
     "techniques": 10_437,

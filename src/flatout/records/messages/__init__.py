@@ -104,19 +104,27 @@ def recognised(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _recognised(text: str) -> str:
-    for code, template, longest in _known_messages():
-        if longest in text and (found := _pattern(template).fullmatch(text)):
-            return Sentence(code, found.groupdict())
+    single = _fitting(text, of_one=True)
+    if single is not None:
+        return single
     if text.endswith(".") and isinstance(first := recognised(text[:-1]), Sentence):
         return Sentence("joint.end", {"text": first})
-    best, most = text, 0
+    several, most = text, 0
     for code, joint in JOINTS.items():
         for place in (found.start() for found in re.finditer(joint, text)):
             one, other = recognised(text[:place]), recognised(text[place + len(joint) :])
             count = isinstance(one, Sentence) + isinstance(other, Sentence)
             if count > most:
-                best, most = Sentence(code, {"one": one, "other": other}), count
-    return best
+                several, most = Sentence(code, {"one": one, "other": other}), count
+    return several if most == 2 else _fitting(text, of_one=False) or several
+
+
+def _fitting(text: str, *, of_one: bool) -> Sentence | None:
+    """Return the message that a text fits; of one sentence, no field has a semicolon."""
+    for code, template, longest in _known_messages():
+        if longest in text and (found := _pattern(template, of_one=of_one).fullmatch(text)):
+            return Sentence(code, found.groupdict())
+    return None
 
 
 @lru_cache(maxsize=1)
@@ -132,19 +140,19 @@ def _known_messages() -> tuple[tuple[str, str, str], ...]:
 
 
 @lru_cache(maxsize=256)
-def _pattern(template: str) -> re.Pattern[str]:
+def _pattern(template: str, *, of_one: bool) -> re.Pattern[str]:
     """Return what finds a message's fields in its text; one that comes twice is the same twice.
 
     A field that a message begins with takes in no other sentence before it.
     """
     seen: set[str] = set()
-    pattern = ""
+    pattern, within = "", "(?:(?!; ).)*?" if of_one else ".*?"
     for number, part in enumerate(FIELD.split(template)):
         if number % 2 == 0:
             pattern += re.escape(part)
         else:
-            any_text = ".*?" if pattern else "(?:(?!; |: ).)*?"
-            pattern += f"(?P={part})" if part in seen else f"(?P<{part}>{any_text})"
+            field = within if pattern else "(?:(?!; |: ).)*?"
+            pattern += f"(?P={part})" if part in seen else f"(?P<{part}>{field})"
             seen.add(part)
     return re.compile(pattern, re.DOTALL)
 
