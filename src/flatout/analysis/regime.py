@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from flatout.analysis.steps import sums_by_step
-from flatout.records.messages import named, words
+from flatout.records.messages import joined, named, words
 from flatout.records.profile import CAUSES, PHASES, Bound, Ceilings, Profile, Regime, most_times
 
 SURE_BATCHES = 2
@@ -193,7 +193,7 @@ def best_case(profile: Profile, addresses: Collection[str]) -> Bound:
     if not phases or profile.step_ms.median <= 0 or not any(profile.phases_ms.values()):
         return Bound(ratio=float("inf"), share=1.0, why=words("row.nothing_bounds"))
     share = max(profile.share(*phases), _mean_share(profile, phases))
-    acted_on = _all_of([named("phase", phase) for phase in phases])
+    acted_on = joined(*(named("phase", phase) for phase in phases), joint="joint.with")
     if "data_wait" in phases:
         extra = data_share(profile) - profile.share("data_wait")
         share = min(1.0, share + max(0.0, extra))
@@ -203,11 +203,6 @@ def best_case(profile: Profile, addresses: Collection[str]) -> Bound:
     name = "row.bound" if len(phases) == 1 else "row.bound_many"
     why = words(name, phases=acted_on, share=f"{100 * share:.1f}", ratio=f"{ratio:.2f}")
     return Bound(ratio=ratio, share=share, why=why)
-
-
-def _all_of(names: Sequence[str]) -> str:
-    first, *others = names
-    return words("joint.with", one=first, other=_all_of(others)) if others else first
 
 
 def is_hopeless(bound: Bound, smallest: float) -> bool:

@@ -15,6 +15,7 @@ from flatout.records.units import (
     format_share,
 )
 from flatout.reporting.blocks import safe
+from flatout.reporting.profile.sentences import unseen
 from flatout.reporting.tables import Column, display_width, labelled, padded, table
 
 LABELS = ("job", "folder", "speed", "data_wait", "busy", "memory", "loss", "host", "note")
@@ -171,7 +172,7 @@ def _host(host: LiveHost) -> Iterator[Text]:
         yield words("watch.disk_read", rate=format_bytes(host.disk_read_bytes_per_s))
         yield words("watch.disk_write", rate=format_bytes(host.disk_write_bytes_per_s))
     for name, reason in host.missing.items():
-        yield words("joint.because", one=f"{name} {UNKNOWN}", other=reason)
+        yield words("watch.unknown", name=unseen(name), why=reason)
 
 
 def _or_unknown(value: float | None, render: Callable[[float], str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from flatout.records.ablation import Comparison, LossCheck, Row, Verdict
-from flatout.records.messages import named, times, words
+from flatout.records.messages import interval_of, named, times, words
 from flatout.records.profile import PeakBytes, Profile
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import (
@@ -23,7 +23,7 @@ from flatout.records.statistics import (
     prior_of,
 )
 from flatout.records.trial import Outcome, Trial
-from flatout.records.units import format_bytes, format_interval
+from flatout.records.units import format_bytes
 from flatout.tuning.experiments import Asking, TrialHistory, foreign_share_of
 from flatout.tuning.ranking import Candidate
 
@@ -317,7 +317,7 @@ def event_of(row: Row) -> str:
     pair = row.comparison
     shown = ""
     if pair is not None:
-        interval = format_interval(*pair.interval)
+        interval = interval_of(pair.interval)
         shown = words("trying.shown", ratio=times(pair.ratio), interval=interval)
     return words(
         "trying.row",

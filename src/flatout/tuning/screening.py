@@ -28,12 +28,11 @@ from flatout.analysis.screen import (
 from flatout.records.ablation import Comparison, LossCheck, Row, Verdict
 from flatout.records.catalogue import technique_class
 from flatout.records.json_records import from_plain
-from flatout.records.messages import named, times, words
+from flatout.records.messages import interval_of, named, times, words
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import Decision, Rule
 from flatout.records.technique import can_switch
 from flatout.records.trial import Trial
-from flatout.records.units import format_interval
 from flatout.tuning.bundle import rival_of
 from flatout.tuning.experiments import ENDS, Asking
 from flatout.tuning.pairs import Match, unchecked
@@ -396,7 +395,7 @@ def _note_race(ladder: TuningState, recipe: Recipe, match: Match) -> None:
         shown = words(
             "screen.race_blocks" if pair.blocks else "screen.race_pairs",
             ratio=times(pair.ratio),
-            interval=format_interval(*pair.interval),
+            interval=interval_of(pair.interval),
             n=str(pair.n),
             blocks=str(pair.blocks),
         )

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from flatout.records.ablation import LossCheck, Row, Verdict
 from flatout.records.catalogue import setter_of, technique_class
 from flatout.records.live import Progress
-from flatout.records.messages import Text, times, words
+from flatout.records.messages import Text, interval_of, times, words
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Decision, Rule
 from flatout.records.trial import Outcome, Trial
-from flatout.records.units import format_interval
 from flatout.tuning.experiments import ENDS, Asking, TrialHistory, stop_of
 from flatout.tuning.pairs import Match, play, verdict_of
 from flatout.tuning.ranking import Search
@@ -209,6 +208,6 @@ def _shown(row: Row) -> Text:
         "spread.way",
         way=row.choice.label,
         ratio=times(pair.ratio),
-        interval=format_interval(*pair.interval),
+        interval=interval_of(pair.interval),
         n=str(pair.n),
     )

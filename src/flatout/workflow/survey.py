@@ -15,13 +15,13 @@ from flatout.records import catalogue
 from flatout.records.ablation import LossCheck, Method, Survey, SurveyRow, Verdict, methods
 from flatout.records.live import Tell
 from flatout.records.machine import Machine
-from flatout.records.messages import times, words
+from flatout.records.messages import interval_of, times, words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Rule
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Workload
-from flatout.records.units import format_bytes, format_interval
+from flatout.records.units import format_bytes
 from flatout.techniques.memory_pressure import peak_bytes, state_bytes
 from flatout.tuning.experiments import ENDS, Budget, stop_of
 from flatout.tuning.pairs import Match, play, verdict_of
@@ -215,7 +215,7 @@ def _event(row: SurveyRow) -> str:
     method, status = row.method, words(f"trying.status_{row.status}")
     if row.comparison is None:
         return words("joint.because", one=method, other=status)
-    interval = format_interval(*row.comparison.interval)
+    interval = interval_of(row.comparison.interval)
     ratio = times(row.comparison.ratio)
     if not row.peak_ratio:
         return words("trying.method", method=method, ratio=ratio, interval=interval)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, TypeAlias
 
-from flatout.records.units import format_ratio
+from flatout.records.units import MAX_RATIO_END, format_interval, format_ratio
 
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "ko")
@@ -62,6 +62,12 @@ def times(ratio: float) -> Sentence:
     return words("unit.ratio", value=format_ratio(ratio)[:-1])
 
 
+def interval_of(interval: tuple[float, float]) -> str:
+    """Return an interval of a ratio; one without a meaningful end is unknown."""
+    is_known = interval[1] <= MAX_RATIO_END
+    return format_interval(*interval) if is_known else words("unit.no_interval")
+
+
 def named(family: str, name: str) -> str:
     """Return the word for a name that other code gave, the name itself where there is none."""
     code = f"{family}.{name}"
@@ -73,14 +79,14 @@ def written(text: str) -> str:
     return text.rstrip(". ") if text.endswith((".", " ")) else text
 
 
-def joined(*texts: str) -> str:
-    """Return texts with semicolons between them, each still a sentence of its own.
+def joined(*texts: str, joint: str = "joint.and") -> str:
+    """Return texts with semicolons, or another joint, between them; each is still a sentence.
 
-    >>> joined("one", "two", "three")
-    'one; two; three'
+    >>> joined("one", "two", "three"), joined("one", "two", joint="joint.with")
+    ('one; two; three', 'one and two')
     """
     first, *others = texts
-    return words("joint.and", one=first, other=joined(*others)) if others else first
+    return words(joint, one=first, other=joined(*others, joint=joint)) if others else first
 
 
 def code_of(text: str) -> str:

@@ -1,9 +1,10 @@
 """A profile in sentences, as messages of the catalogue: what every report on it shares."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
-from flatout.records.messages import Sentence, Text, times, words, written
+from flatout.records.messages import Sentence, Text, named, times, words, written
 from flatout.records.profile import PHASES, Profile, Regime, most_times
 from flatout.records.units import format_bytes, format_ms, format_rate, format_share
 
@@ -161,8 +162,14 @@ def left_out(profile: Profile) -> tuple[Sentence, ...]:
     lines = [words(f"missing.{name}") for name, is_absent in absent.items() if is_absent]
     for part in (profile.journey, profile.limits, profile.gpu):
         for name, why in ((part.missing if part else None) or {}).items():
-            lines.append(words("about.missing", name=name, why=written(why)))
+            lines.append(words("about.missing", name=unseen(name), why=written(why)))
     return tuple(lines)
+
+
+def unseen(name: str) -> str:
+    """Return the words for a reading that is missing, its name where there are none."""
+    said = named("unseen", re.sub(r"\W+", "_", name))
+    return said if isinstance(said, Sentence) else name
 
 
 def add_up(values: Sequence[float], unit: float) -> list[float]:

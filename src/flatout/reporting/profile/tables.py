@@ -391,11 +391,12 @@ def _largest(profile: Profile) -> Iterator[Block]:
     )
 
 
-def _tensor(tensor: TensorAtPeak) -> tuple[int, str, str, str, str]:
+def _tensor(tensor: TensorAtPeak) -> tuple[int, str, str, str, Text]:
     dtype = tensor.dtype.removeprefix("torch.")
     shape = f"{' x '.join(map(str, tensor.shape))} {dtype}".strip()
     # What a parameter is for says more than where it was made.
-    place = ", ".join(name for name in (tensor.kind, tensor.module) if name)
+    kind = named("tensor_kind", tensor.kind.replace(" ", "_"))
+    place = tuple(name for name in (kind, tensor.module) if name)
     return tensor.bytes, shape, tensor.line, tensor.phase, place
 
 
