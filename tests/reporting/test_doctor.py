@@ -31,7 +31,7 @@ def test_the_report_of_doctor(snapshot):
     [
         ([WELL], "all 1 checks are well"),
         ([WELL, SMALL], "it works, and 1 of 2 checks may cost speed"),
-        ([WELL, SMALL, WRONG], "1 of 3 checks must be mended first"),
+        ([WELL, SMALL, WRONG], "1 of 3 checks must be fixed first"),
     ],
 )
 def test_the_first_line_is_the_answer(checks, words):

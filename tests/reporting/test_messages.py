@@ -1,5 +1,6 @@
 import ast
 import copy
+import json
 import pickle
 import re
 from dataclasses import replace
@@ -8,7 +9,16 @@ import pytest
 
 from flatout import rules
 from flatout.records.machine import Device, Machine
-from flatout.records.messages import LANGUAGES, messages, words
+from flatout.records.messages import (
+    FIELD,
+    LANGUAGES,
+    LEAST_WORDS,
+    code_of,
+    joined,
+    messages,
+    recognised,
+    words,
+)
 from flatout.rules.runtime.sync_in_step import ADVICE
 from tests.paths import ROOT
 from tests.reporting.full_profile import filled
@@ -18,7 +28,6 @@ from tests.rules.pipeline_facts import pipeline
 from tests.techniques.facts import gpu, loader, model, optimizer, profile
 
 SOURCE = ROOT / "src/flatout/reporting"
-FIELD = re.compile(r"\{(\w+)\}")
 NAMES = sorted(messages("en").texts)
 OTHERS = [language for language in LANGUAGES if language != "en"]
 LAYERS = (
@@ -120,6 +129,54 @@ def test_what_is_no_sentence_of_the_catalogue_stays_as_it_is():
     assert messages("ko").text("a script's own words") == "a script's own words"
 
 
+def own_words(template):
+    return len(re.findall("[A-Za-z]+", FIELD.sub(" ", template)))
+
+
+def known_again(name):
+    """Return whether a message can be known by its words: they are enough, and no other's."""
+    texts = messages("en").texts
+    template = texts[name]
+    is_single = [*texts.values()].count(template) == 1 and "}{" not in template
+    return own_words(template) >= LEAST_WORDS and is_single and template.count(" ") > 1
+
+
+def with_fields(name):
+    return words(name, **{field: f"x{i}y" for i, field in enumerate(sorted(FIELDS[name]))})
+
+
+FIELDS = {name: set(FIELD.findall(text)) for name, text in messages("en").texts.items()}
+
+
+@pytest.mark.parametrize("name", list(filter(known_again, NAMES)))
+def test_a_sentence_that_was_written_as_text_is_known_again(name):
+    sentence = with_fields(name)
+
+    again = recognised(json.loads(json.dumps(sentence)))
+
+    assert again.code == name
+    assert messages("ko").text(str(sentence)) == messages("ko").text(sentence)
+
+
+def test_each_of_several_sentences_in_a_text_is_known_again():
+    one = words("guard.inside", n="20", nearest=words("guard.loss_differs", **LOSS), share="0.5")
+    other = words("guard.rank_records", n="1", all="2")
+
+    noted = words("screen.checked", why=joined(other, one))
+    for whole in (joined(one, other), noted):
+        assert messages("ko").text(str(whole)) == messages("ko").text(whole)
+
+
+LOSS = {"n": "3", "value": "0.1", "limit": "0.2"}
+
+
+def test_a_note_is_told_by_its_name_whatever_it_was_read_from():
+    note = words("row.not_alone", technique="bf16_autocast")
+
+    assert code_of(note) == code_of(str(note)) == "row.not_alone"
+    assert code_of("a script's own words") == code_of("bf16_autocast") == ""
+
+
 def literal_codes(path):
     """Yield the names of messages that a module writes out."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -137,6 +194,132 @@ def test_every_message_that_is_named_is_in_the_catalogue(path):
 
 def test_a_field_that_holds_braces_is_shown_as_it_is():
     assert messages("en")("about.missing", name="{0}", why="{x!r}") == "{0}: not available: {x!r}"
+
+
+PLAIN = ("agent", "planner/tracing")
+"""What runs in the script's process: it writes plain English, in tables of their own here."""
+OF_OTHER_PROCESSES = [name for name in NAMES if name.startswith(("seen.", "traced."))]
+
+
+def texts_in(path):
+    """Yield every text of a module, with something in place of what is filled in, and its parts."""
+    for node in filter(is_text, ast.walk(ast.parse(path.read_text()))):
+        text = sample_of(node)
+        if isinstance(text, str):
+            yield from (text, *text.split("; "))
+
+
+def test_what_other_processes_say_is_in_the_catalogue_as_they_say_it():
+    said = {
+        code_of(text)
+        for folder in PLAIN
+        for path in (SOURCE.parent / folder).rglob("*.py")
+        for text in texts_in(path)
+    }
+
+    assert set(OF_OTHER_PROCESSES) - said == {"traced.died"}
+
+
+def noted_in_trace():
+    """Yield what a trace notes for the reader, with {} for what is filled in."""
+    for path in (SOURCE.parent / "planner/tracing").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(getattr(node, "func", None), "attr", "")
+            name = name or getattr(getattr(node, "func", None), "id", "")
+            if isinstance(node, ast.Call) and name == "note":
+                yield from filter(is_text, node.args)
+
+
+def is_text(node):
+    return isinstance(node, ast.Constant | ast.JoinedStr)
+
+
+def test_what_a_trace_notes_is_known_by_its_words():
+    noted = [*map(sample_of, noted_in_trace())]
+
+    assert noted
+    assert [text for text in noted if not code_of(text)] == []
+
+
+def sample_of(node):
+    """Return a text with something in place of what is filled in."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    return "".join(part.value if isinstance(part, ast.Constant) else "x" for part in node.values)
+
+
+SPOKEN = ("tuning", "workflow", "guard", "parallel/search.py", "planner")
+NOT_SPOKEN = {
+    "check.py": "its report is in English only, as the source's rules are",
+    "check_worker.py": "the same",
+    "child.py": "runs in the traced script's process, as all of tracing does",
+}
+WORDS_OF_NOTES = {"notes", "note", "why", "reason", "checked", "message", "verdict"}
+
+
+def modules_that_note():
+    for name in SPOKEN:
+        path = SOURCE.parent / name
+        for module in [path] if path.suffix else sorted(path.rglob("*.py")):
+            if module.name not in NOT_SPOKEN and "tracing" not in module.parts:
+                yield module
+
+
+def plain_texts(node):
+    """Yield the texts of several words in an expression that no call takes as an argument."""
+    if isinstance(node, ast.Call):
+        return
+    if is_text(node):
+        text = sample_of(node)
+        if isinstance(text, str) and len(text.split()) > 2:
+            yield text
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from plain_texts(child)
+
+
+def name_of(node):
+    return getattr(node, "attr", "") or getattr(node, "id", "")
+
+
+def noted_texts(tree):
+    """Yield what is appended to notes, or is the value of a note, a reason or a message."""
+    for node in ast.walk(tree):
+        found = []
+        if isinstance(node, ast.Call):
+            is_added = name_of(node.func) in {"append", "extend", "insert"}
+            if is_added and name_of(getattr(node.func, "value", None)) in WORDS_OF_NOTES:
+                found += node.args
+            if name_of(node.func) == "with_note":
+                found += node.args
+            found += [word.value for word in node.keywords if word.arg in WORDS_OF_NOTES]
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if WORDS_OF_NOTES.intersection(map(name_of, targets)):
+                found.append(node.value)
+        for value in found:
+            yield from plain_texts(value)
+
+
+@pytest.mark.parametrize(
+    "path", list(modules_that_note()), ids=lambda path: str(path.relative_to(SOURCE.parent))
+)
+def test_a_note_is_a_sentence_of_the_catalogue(path):
+    assert [*noted_texts(ast.parse(path.read_text()))] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'notes.append("the trial took too long")',
+        'state.notes += [f"{label} was not tried alone"]',
+        'row = replace(row, why=f"not tried: {label} here")',
+        'note = "there was no time left"',
+        'profile = passes.with_note(profile, f"there was time for {n} runs")',
+    ],
+)
+def test_a_note_in_plain_english_is_found(line):
+    assert [*noted_texts(ast.parse(line))]
 
 
 @pytest.mark.parametrize("code", rules.codes())

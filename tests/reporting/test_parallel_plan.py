@@ -1,5 +1,6 @@
 """Ways to spread a training in words."""
 
+from flatout.records.messages import messages
 from flatout.records.parallel import ParallelSpec
 from flatout.records.plan import (
     Amount,
@@ -50,7 +51,7 @@ def plan(*ways, ranks=4, asked=4, spec=None):
 def test_the_verdict_comes_first_and_rejected_ways_have_a_line_each():
     ways = way(ParallelSpec(dp_replicate=4)), way(ParallelSpec(tp=4), None, "tp=4 is too many")
 
-    lines = advice_lines(plan(*ways), 80)
+    lines = advice_lines(plan(*ways), messages("en"), 80)
 
     assert lines[0] == "Use all 4 GPUs."
     assert any(line.startswith("dp_replicate=4") and "25 %" in line for line in lines)

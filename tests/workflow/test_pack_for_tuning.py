@@ -46,7 +46,7 @@ def test_what_takes_a_small_part_of_the_budget_is_packed_and_offered(pictures, t
     cost = pack_for_tuning(str(pictures), out, 1e6, lambda _: None)
 
     assert cost.is_packed
-    assert cost.words.startswith(f"packing the 100 samples of {pictures} took")
+    assert cost.sentence.startswith(f"packing the 100 samples of {pictures} took")
     assert offered() == [str((out / STORE).resolve())]
 
 
@@ -54,8 +54,8 @@ def test_what_takes_more_is_not_packed_and_its_cost_and_command_are_named(pictur
     cost = pack_for_tuning(str(pictures), tmp_path, 1e-6, lambda _: None)
 
     assert not cost.is_packed
-    assert "100 samples" in cost.words
-    assert f"`flatout pack {pictures} data.packed --encode raw`" in cost.words
+    assert "100 samples" in cost.sentence
+    assert f"`flatout pack {pictures} data.packed --encode raw`" in cost.sentence
     assert not (tmp_path / STORE).exists()
     assert offered() == []
 

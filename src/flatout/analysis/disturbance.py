@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from flatout.records.machine import Machine
-from flatout.records.messages import words
+from flatout.records.messages import named, words
 from flatout.records.profile import Profile
 from flatout.records.readings import GpuReadings
 from flatout.records.units import format_share
@@ -58,7 +58,7 @@ def of_device(readings: GpuReadings | None) -> tuple[str, ...]:
     if readings is None:
         return ()
     found = [
-        words("note.clocks", share=format_share(share), name=name)
+        words("note.clocks", share=format_share(share), name=slowdown(name))
         for name, share in readings.throttle_shares.items()
         if name in SLOWDOWNS and share >= THROTTLE_LIMIT
     ]
@@ -68,6 +68,11 @@ def of_device(readings: GpuReadings | None) -> tuple[str, ...]:
     elif working > 1:
         found.append(words("note.other_gpus", n=str(working)))
     return tuple(found)
+
+
+def slowdown(name: str) -> str:
+    """Return the words for a reason of lowered clocks."""
+    return named("slowdown", name.replace(" ", "_"))
 
 
 def notes_on(readings: GpuReadings | None) -> tuple[str, ...]:

@@ -17,25 +17,25 @@ class Fault:
     """One way in which loading ends, with the sentence for it."""
 
     code: str
-    """Stable name; each has its section in docs/loader-faults.md."""
+    """Stable name; each has its section in docs/loader-faults.md, and its message `fault.CODE`: the
+    cause and the way out, with groups of the pattern filled in."""
     pattern: re.Pattern[str]
-    because: str
-    """The cause and the way out; groups of the pattern may be filled in."""
     is_of_workers: bool = False
     """Whether fewer workers may do."""
-    unknown: str = "?"
-    """What stands for a group of the pattern that the text does not have."""
+    unknown: str = ""
+    """The message for a group of the pattern that the text does not have."""
 
     def sentence(self, text: str) -> str:
         """Return the cause as it shows in this text."""
         found = self.pattern.search(text)
-        named = dict.fromkeys(self.pattern.groupindex, self.unknown)
-        named |= {k: v for k, v in (found.groupdict() if found else {}).items() if v}
-        return f"{self.code}: {self.because.format(**named)}"
+        unknown = words(self.unknown) if self.unknown else "?"
+        groups: dict[str, str] = dict.fromkeys(self.pattern.groupindex, unknown)
+        groups |= {k: v for k, v in (found.groupdict() if found else {}).items() if v}
+        return words("joint.because", one=self.code, other=words(f"fault.{self.code}", **groups))
 
 
-def _fault(code: str, pattern: str, because: str, **more: Any) -> Fault:
-    return Fault(code=code, pattern=re.compile(pattern, re.DOTALL), because=because, **more)
+def _fault(code: str, pattern: str, **more: Any) -> Fault:
+    return Fault(code=code, pattern=re.compile(pattern, re.DOTALL), **more)
 
 
 FETCHING = r"_utils[/\\]fetch\.py(?:(?!\n[\w.]+(?:Error|Exception)\b).)*\n"
@@ -47,98 +47,68 @@ FAULTS = (
         "shm_full",
         r"Bus error|unable to (allocate shared memory|write to file|open shared memory object|mmap)"
         r"|No space left on device[^\n]*(/torch_|shm)|torch_shm_manager",
-        "/dev/shm is too small for the batches of the loader's workers: fewer workers or a lower "
-        "prefetch_factor need less of it, a container gets more with --shm-size=8g, and "
-        'torch.multiprocessing.set_sharing_strategy("file_system") with TMPDIR on a disk avoids '
-        "running out of descriptors, not of this memory",
         is_of_workers=True,
     ),
     _fault(
         "open_files",
         r"Too many open files|received 0 items of ancdata",
-        "the loader's workers ran out of file descriptors: raise the limit with ulimit -n 65536, "
-        'or call torch.multiprocessing.set_sharing_strategy("file_system") at the start',
         is_of_workers=True,
     ),
     _fault(
         "worker_killed",
         KILLED + r"is killed by signal: (?P<signal>Killed)",
-        "loader worker {pid} was killed: out of memory, unless somebody else did it; each worker "
-        "holds what the data set copies and its prefetched batches, so fewer workers need less",
         is_of_workers=True,
     ),
     _fault(
         "worker_crashed",
         KILLED + r"is killed by signal: (?P<signal>[\w ]+)",
-        "loader worker {pid} crashed ({signal}) in a library that __getitem__ calls: run the "
-        "script with num_workers=0 under python -X faulthandler to see the line",
         is_of_workers=True,
     ),
     _fault(
         "worker_exited",
         KILLED + r"exited unexpectedly",
-        "loader worker {pid} ended by itself: something that __getitem__ calls leaves the process; "
-        "num_workers=0 shows what it prints",
         is_of_workers=True,
     ),
     _fault(
         "worker_gone",
         r"rebuild_storage.*(ConnectionResetError|ConnectionRefusedError|EOFError|FileNotFoundError)",
-        "a loader worker was gone before its batch was received, and left no word: it was killed, "
-        "crashed, or left by itself; num_workers=0 shows which",
         is_of_workers=True,
     ),
     _fault(
         "worker_hung",
         r"DataLoader timed out after (?P<seconds>[\d.]+) seconds|the loop waits for a batch",
-        "a loader worker gives no batch: look at what __getitem__ waits for (a lock taken before "
-        "the fork, a network mount, a child process); py-spy dump --pid shows its line",
         is_of_workers=True,
     ),
     _fault(
         "not_picklable",
         r"Can't pickle local object|cannot pickle '[^']+' object|Can't get attribute [^\n]+ on "
         r"<module '__mp?_?main__'|PicklingError[^\n]*",
-        "the data set, collate_fn or worker_init_fn cannot be sent to a spawned worker: move its "
-        "functions and classes to the top of a module, open files and connections in the worker, "
-        'or start workers with multiprocessing_context="fork"',
     ),
     _fault(
         "no_main_guard",
         r"before the\s+current process has finished its bootstrapping phase",
-        "spawned workers import the script anew and train in it: put what it does below "
-        'if __name__ == "__main__":',
     ),
     _fault(
         "bad_image",
         r"cannot identify image file (<_io\.\w+ name=)?" + A_PATH + "?"
         r"|image file is truncated|broken data stream when reading image file|"
         r"Truncated File Read|broken PNG file",
-        "{path} cannot be decoded: it is cut short, empty, or no image; replace it, or take it out "
-        "of the data set: flatout pack --on-bad skip leaves such samples out and lists them",
-        unknown="an image file, which the error does not name,",
+        unknown="fault.unknown_image",
     ),
     _fault(
         "file_gone",
         FETCHING + r"FileNotFoundError: \[Errno 2\] [^:\n]*: " + A_PATH,
-        "{path} is in the data set's list and cannot be found: it was moved or removed since, the "
-        "path is relative to another folder, or its storage is not mounted in this process; look, "
-        "and list the files anew",
     ),
     _fault(
         "uneven_samples",
         FETCHING + r"RuntimeError: (stack expects each tensor to be equal size, but got "
         r"(?P<sizes>\[[^\]\n]*\] at entry \d+ and \[[^\]\n]*\] at entry \d+)"
         r"|each element in list of batch should be of equal size)",
-        "the samples of a batch differ in size ({sizes}), so they cannot be stacked: crop, resize "
-        "or pad them to one size in the data set, or pad each batch in collate_fn",
-        unknown="lists of several lengths",
+        unknown="fault.unknown_sizes",
     ),
     _fault(
         "empty_data",
         r"num_samples should be a positive integer value, but got num_samples=0",
-        "the data set is empty: it has no sample, so look at the path and the filter it was made "
-        "with",
     ),
 )
 """Every fault that is told apart, the most telling first."""
@@ -173,10 +143,7 @@ flatout doctor says why'
     found = NO_DEVICE.search(text)
     if found is None:
         return None
-    return (
-        f"the script asks for a CUDA device and torch finds none here ({found[0]}); "
-        "flatout doctor says why"
-    )
+    return words("fault.no_device", said=found[0])
 
 
 def fewer_workers(recipe: Recipe, code: str | None) -> Choice | None:

@@ -20,6 +20,7 @@ from flatout.analysis.products import (
     recast,
     resized,
 )
+from flatout.records.messages import words
 from flatout.records.roofline import DeviceCeilings, Product, ProductAdvice
 
 PAD_TO = 64
@@ -148,7 +149,7 @@ def _precisions(rows: Mapping[int, Seen], ceilings: DeviceCeilings) -> list[Chan
             found.append(
                 Change(
                     kind="precision",
-                    what=f"products of {dtype} in {other}",
+                    what=words("roofline.recast", dtype=dtype, other=other),
                     work=1.0,
                     calls=calls,
                     predicted_ratio=_predicted(chosen, calls, ceilings, 1.0),
@@ -174,10 +175,10 @@ def _changed(
         return None
     (old, new), *_ = change.items()
     typical = _typical(rows, ceilings) if kind == "pad" else 0.0
-    words = {"pad": f"pad the size {old} to {new}", "batch": f"{new} rows instead of {old}"}
+    name = "roofline.pad" if kind == "pad" else "roofline.rows"
     return Change(
         kind=kind,
-        what=words[kind],
+        what=words(name, old=str(old), new=str(new)),
         work=work,
         calls=calls,
         predicted_ratio=_predicted(rows, calls, ceilings, work, typical),

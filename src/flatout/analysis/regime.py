@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from flatout.analysis.steps import sums_by_step
+from flatout.records.messages import joined, named, words
 from flatout.records.profile import CAUSES, PHASES, Bound, Ceilings, Profile, Regime, most_times
 
 SURE_BATCHES = 2
@@ -190,17 +191,17 @@ def best_case(profile: Profile, addresses: Collection[str]) -> Bound:
     """
     phases = [phase for phase in PHASES if phase in addresses]
     if not phases or profile.step_ms.median <= 0 or not any(profile.phases_ms.values()):
-        return Bound(ratio=float("inf"), share=1.0, why="nothing is known that bounds it")
+        return Bound(ratio=float("inf"), share=1.0, why=words("row.nothing_bounds"))
     share = max(profile.share(*phases), _mean_share(profile, phases))
-    named = " and ".join(phase.replace("_", " ") for phase in phases)
+    acted_on = joined(*(named("phase", phase) for phase in phases), joint="joint.with")
     if "data_wait" in phases:
         extra = data_share(profile) - profile.share("data_wait")
         share = min(1.0, share + max(0.0, extra))
         if extra > SLACK:
-            named += " with the epoch's start and what workers take from the rest"
+            acted_on = words("row.bound_more", phases=acted_on)
     ratio = most_times(share)
-    verb = "is" if len(phases) == 1 else "are"
-    why = f"{named} {verb} {100 * share:.1f} % of the step: at most {ratio:.2f}x"
+    name = "row.bound" if len(phases) == 1 else "row.bound_many"
+    why = words(name, phases=acted_on, share=f"{100 * share:.1f}", ratio=f"{ratio:.2f}")
     return Bound(ratio=ratio, share=share, why=why)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import json_option, show, terminal_width
+from flatout.cli.options import json_option, language_option, show, terminal_width
 from flatout.records.json_records import to_plain
 
 SCHEMA = "flatout.doctor/1"
@@ -12,7 +12,8 @@ SCHEMA = "flatout.doctor/1"
 
 @click.command("doctor")
 @json_option
-def command(json_path: Path | None) -> int:
+@language_option
+def command(json_path: Path | None, language: str) -> int:
     """Look at everything around a training that decides how fast it runs.
 
     Ends with exit code 1 when something would keep a training from running where it should.
@@ -25,7 +26,7 @@ def command(json_path: Path | None) -> int:
 
     machine = read_machine()
     checks = doctor(machine)
-    show(render_doctor(machine, checks, width=terminal_width()))
+    show(render_doctor(machine, checks, width=terminal_width(), language=language))
     if json_path:
         document = {
             "schema": SCHEMA,

@@ -15,9 +15,9 @@ from rich.progress import Progress as Bar
 
 from flatout.cli.options import json_option, language_option, show, terminal_width
 from flatout.records.live import Progress, Tell
-from flatout.records.messages import ENGLISH, messages
+from flatout.records.messages import ENGLISH, Messages, messages, words
 from flatout.records.units import format_duration
-from flatout.reporting.tables import ascii_only
+from flatout.reporting.blocks import safe
 
 ENCODINGS = ("original", "raw", "jpeg", "qoi", "zstd", "tokens")
 LINE_S = 5.0
@@ -135,7 +135,7 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
         on_bad=on_bad,
     )
     try:
-        with progress() as tell, heeding_ctrl_c(tell) as heeding:
+        with progress(language) as tell, heeding_ctrl_c(tell) as heeding:
             packed = pack(source, destination, options, heeding, verify=verify).to_json()
     except KeyboardInterrupt:
         show(messages(language)("pack.stopped") + "\n", is_error=True)
@@ -174,7 +174,7 @@ def check(store: Path, workers: int, json_path: Path | None, language: str = ENG
     from flatout.workflow.pack import check as checked
 
     try:
-        with progress() as tell, heeding_ctrl_c(tell) as heeding:
+        with progress(language) as tell, heeding_ctrl_c(tell) as heeding:
             found = checked(store, workers=workers, tell=heeding).to_json()
     except KeyboardInterrupt:
         show(messages(language)("pack.check_stopped") + "\n", is_error=True)
@@ -216,38 +216,46 @@ def heeding_ctrl_c(tell: Tell) -> Iterator[Tell]:
 
 
 @contextmanager
-def progress() -> Iterator[Tell]:
+def progress(language: str) -> Iterator[Tell]:
     """Give the function that is told: a live bar on a terminal, a line now and then elsewhere."""
+    say = messages(language)
     if not sys.stderr.isatty():
-        yield _Lines().tell
+        yield _Lines(say).tell
         return
     columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
     with Bar(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
-        task = bar.add_task("looking at the source", total=1.0)
+        task = bar.add_task(say("packing.looking"), total=1.0)
 
         def tell(now: Progress) -> None:
             if now.event:
-                bar.console.print(ascii_only(now.event), markup=False)
+                bar.console.print(safe(say.text(now.event), say), markup=False)
                 return
-            left = f", {format_duration(now.left_s)} left"
-            bar.update(task, completed=now.done_share, description=now.trying + left)
+            bar.update(task, completed=now.done_share, description=_with_time_left(now, say))
 
         yield tell
+
+
+def _with_time_left(now: Progress, say: Messages) -> str:
+    left = words("trying.left", time=format_duration(now.left_s))
+    return safe(say.text((now.trying, left)), say)
 
 
 class _Lines:
     """Lines of progress, not more often than a log can bear; events are all written."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Messages) -> None:
+        self.say = say
         self.said_at = time.monotonic()
 
     def tell(self, now: Progress) -> None:
         if now.event:
-            event = ascii_only(now.event)
-            print(f"[{format_duration(now.elapsed_s)}] {event}", file=sys.stderr)
+            self.write(now, safe(self.say.text(now.event), self.say))
             return
         if time.monotonic() - self.said_at < LINE_S:
             return
         self.said_at = time.monotonic()
-        left = format_duration(now.left_s)
-        print(f"[{format_duration(now.elapsed_s)}] {now.trying}, {left} left", file=sys.stderr)
+        self.write(now, _with_time_left(now, self.say))
+
+    def write(self, now: Progress, text: str) -> None:
+        """Write a line with the time that has gone by."""
+        show(f"[{format_duration(now.elapsed_s)}] {text}\n", is_error=True)

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import ScriptCommand, json_option, script, show, terminal_width
+from flatout.cli.options import (
+    ScriptCommand,
+    json_option,
+    language_option,
+    script,
+    show,
+    terminal_width,
+)
 
 SCHEMA = "flatout.plan/1"
 PATH = click.Path(path_type=Path)
@@ -39,6 +46,7 @@ PATH = click.Path(path_type=Path)
     "--with", "recipe_path", type=PATH, help="Plan with this recipe instead of the script as it is."
 )
 @json_option
+@language_option
 @click.option("--html", "html_path", type=PATH, help="Write the report as one HTML file too.")
 @click.option(
     "--snapshot",
@@ -59,6 +67,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     links_path: Path | None,
     recipe_path: Path | None,
     json_path: Path | None,
+    language: str,
     html_path: Path | None,
     snapshot_path: Path | None,
 ) -> int:
@@ -93,12 +102,13 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     planned = plan(target, arguments, options, _tell)
     words = shlex.join([target, *hide_in_words(arguments)])
     found, chosen = planned.plan, gpu or ""
-    text = render_plan(found, workload=words, gpu=chosen, width=terminal_width())
-    show(text)
+    width = terminal_width()
+    show(render_plan(found, workload=words, gpu=chosen, width=width, language=language))
     if json_path:
         write_json({"schema": SCHEMA} | found.to_json(), json_path)
     if html_path:
-        write_text(plan_html(found, workload=words, gpu=chosen), html_path)
+        page = plan_html(found, workload=words, gpu=chosen, language=language)
+        write_text(page, html_path)
     if snapshot_path:
         planned.write_snapshot(snapshot_path)
     if found.advice is not None:

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import ScriptCommand, json_option, seconds, show, terminal_width
+from flatout.cli.options import (
+    ScriptCommand,
+    json_option,
+    language_option,
+    seconds,
+    show,
+    terminal_width,
+)
 from flatout.records.recipe import Recipe
 
 PATH = click.Path(path_type=Path)
@@ -13,6 +20,7 @@ PATH = click.Path(path_type=Path)
 
 @click.command("roofline", cls=ScriptCommand)
 @json_option
+@language_option
 @click.option("--svg", "svg_path", type=PATH, help="Write the plot as SVG to this file.")
 @click.option("--markdown", "markdown_path", type=PATH, help="Write the report as Markdown too.")
 @click.option(
@@ -35,6 +43,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     target: str | None,
     arguments: tuple[str, ...],
     json_path: Path | None,
+    language: str,
     svg_path: Path | None,
     markdown_path: Path | None,
     limit_s: float,
@@ -58,13 +67,13 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     for path in (json_path, svg_path, markdown_path):
         if path:
             ensure_file_writable(path)
-    with telling("en") as tell:
+    with telling(language) as tell:
         found = roofline(workload, recipe=recipe, limit_s=limit_s, python=sys.executable, tell=tell)
-    show(render_roofline(found, width=terminal_width()))
+    show(render_roofline(found, width=terminal_width(), language=language))
     if json_path:
         write_json(found.to_json(), json_path)
     if svg_path:
-        write_text(roofline_svg(found), svg_path)
+        write_text(roofline_svg(found, language), svg_path)
     if markdown_path:
-        write_text(roofline_markdown(found), markdown_path)
+        write_text(roofline_markdown(found, language), markdown_path)
     return 0

@@ -61,7 +61,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         ensure_file_writable(json_path)
     options = SurveyOptions(out=out, budget_s=budget, accepts_load=accept_load)
     try:
-        with display(budget, is_quiet=quiet) as tell:
+        with display(budget, is_quiet=quiet, language=language) as tell:
             found = survey(workload, options, tell)
     except BaselineFailedError as error:
         return show_failure(error, workload, language)

@@ -119,16 +119,18 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         raise UserError(f"--patch needs the file of a script, and {target} has none here")
     code = tune_and_report(workload, options, form)
     if script and code == 0:
-        _write_patch(Path(shown(script, workload)), out)
+        _write_patch(Path(shown(script, workload)), out, language)
     return code
 
 
-def _write_patch(script: Path, out: Path) -> None:
+def _write_patch(script: Path, out: Path, language: str) -> None:
+    from flatout.records.messages import messages
     from flatout.reporting.documents import write_text
     from flatout.workflow.patch import patch
     from flatout.workflow.recipe_files import read_recipe
 
     made = patch(read_recipe(out / "recipe.toml"), script)
     write_text(made.diff, out / "recipe.diff")
-    named = f"; not in it: {', '.join(made.left_out)}" if made.left_out else ""
-    show(f"patch {out / 'recipe.diff'}{named}\n")
+    name = "tuning.patch_without" if made.left_out else "tuning.patch"
+    about = {"path": str(out / "recipe.diff"), "names": ", ".join(made.left_out)}
+    show(messages(language)(name, **about) + "\n")

@@ -21,16 +21,16 @@ from flatout.cli.options import show, terminal_width
 from flatout.records import catalogue
 from flatout.records.ablation import Ablation
 from flatout.records.live import Progress, Tell
-from flatout.records.messages import ENGLISH
+from flatout.records.messages import ENGLISH, Messages, messages, times, words
 from flatout.records.trial import Workload
-from flatout.records.units import format_duration, format_ratio
+from flatout.records.units import format_duration
+from flatout.reporting.blocks import safe
 from flatout.reporting.documents import (
     ensure_file_writable,
     ensure_writable,
     write_json,
     write_text,
 )
-from flatout.reporting.tables import ascii_only
 from flatout.reporting.terminal import render_ablation, render_failure
 from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
 from flatout.reporting.tuning.speedup_chart import ladder_svg, staged_svg
@@ -42,48 +42,49 @@ from flatout.workflow.tune import TuneOptions, tune
 
 
 @contextmanager
-def display(budget_s: float, *, is_quiet: bool = False) -> Iterator[Tell]:
+def display(budget_s: float, *, is_quiet: bool = False, language: str = ENGLISH) -> Iterator[Tell]:
     """Give the function that a long command tells its progress to. Writes to stderr.
 
     Args:
         budget_s: What a full bar stands for.
         is_quiet: Whether nothing is written.
+        language: One of `flatout.records.messages.LANGUAGES`.
     """
+    say = messages(language)
     if is_quiet:
         yield lambda _: None
         return
     if not sys.stderr.isatty():
-        yield _line
+        yield lambda progress: _line(progress, say)
         return
     console = Console(stderr=True, highlight=False)
-    start = Progress(trying="starting", done_share=0.0, elapsed_s=0.0, left_s=budget_s)
-    with Bar(Spent(bar_width=24), Words(), console=console, transient=True) as bar:
+    trying = words("trying.starting")
+    start = Progress(trying=trying, done_share=0.0, elapsed_s=0.0, left_s=budget_s)
+    with Bar(Spent(bar_width=24), Words(say), console=console, transient=True) as bar:
         task = bar.add_task("", total=budget_s, now=start, at=time.monotonic())
 
         def tell(progress: Progress) -> None:
             if progress.event:
-                console.print(ascii_only(progress.event), markup=False)
+                console.print(safe(say.text(progress.event), say), markup=False)
             bar.update(task, now=progress, at=time.monotonic())
 
         yield tell
 
 
-def _line(progress: Progress) -> None:
+def _line(progress: Progress, say: Messages) -> None:
     """Write an event on a line of its own; mere ticks would fill a log."""
     if progress.event:
-        event = ascii_only(progress.event)
-        where = f"{format_duration(progress.elapsed_s)} of {_total(progress)}"
-        print(f"[{', '.join(filter(None, (where, _runs(progress))))}] {event}", file=sys.stderr)
+        total = format_duration(progress.elapsed_s + progress.left_s)
+        where = say("trying.time", done=format_duration(progress.elapsed_s), total=total)
+        known = ", ".join(filter(None, (where, _runs(progress, say))))
+        show(f"[{known}] {safe(say.text(progress.event), say)}\n", is_error=True)
 
 
-def _total(progress: Progress) -> str:
-    return format_duration(progress.elapsed_s + progress.left_s)
-
-
-def _runs(progress: Progress) -> str:
+def _runs(progress: Progress, say: Messages) -> str:
     """Return how many runs were made, "" where none was counted."""
     num_runs = progress.num_runs
-    return f"{num_runs} run{'s' * (num_runs > 1)}" if num_runs else ""
+    name = "trying.runs_made" if num_runs > 1 else "trying.run_made"
+    return say(name, n=num_runs) if num_runs else ""
 
 
 class Spent(BarColumn):
@@ -101,13 +102,18 @@ class Words(ProgressColumn):
     No one knows how many runs there will be.
     """
 
+    def __init__(self, say: Messages) -> None:
+        super().__init__()
+        self.say = say
+
     def render(self, task: Task) -> Text:
-        """Return them as they are at this moment."""
+        """Return them as they are at this moment, in the language of the reports."""
         now: Progress = task.fields["now"]
-        left = f"{format_duration(max(0.0, now.left_s - _since(task)))} left"
-        best = f"best {format_ratio(now.best_ratio)}"
-        words = filter(None, (left, _runs(now), best, ascii_only(now.trying)))
-        return Text(" ".join(words), overflow="ellipsis", no_wrap=True)
+        left = self.say("trying.left", time=format_duration(max(0.0, now.left_s - _since(task))))
+        best = self.say.text(words("trying.best", ratio=times(now.best_ratio)))
+        trying = safe(self.say.text(now.trying), self.say)
+        known = filter(None, (left, _runs(now, self.say), best, trying))
+        return Text(" ".join(known), overflow="ellipsis", no_wrap=True)
 
 
 def _since(task: Task) -> float:
@@ -138,7 +144,8 @@ def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) 
     if form.json_path:
         ensure_file_writable(form.json_path)
     try:
-        with display(options.budget_s, is_quiet=form.is_quiet) as tell:
+        language = form.language
+        with display(options.budget_s, is_quiet=form.is_quiet, language=language) as tell:
             ablation = tune(workload, options, tell)
     except BaselineFailedError as error:
         return show_failure(error, workload, form.language)
@@ -157,7 +164,8 @@ def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) 
     if form.json_path:
         write_json(ablation.to_json(), form.json_path)
     pictures = "ladder.svg, stages.svg" if (options.out / STAGES).exists() else "ladder.svg"
-    show(f"files {options.out}/: ladder.html, {pictures}, report.md, ablation.json, {RECIPE}\n")
+    names = f"ladder.html, {pictures}, report.md, ablation.json, {RECIPE}"
+    show(messages(form.language)("tuning.files", out=options.out, names=names) + "\n")
     return INTERRUPTED if ablation.stopped == "interrupted" else 0
 
 

@@ -22,6 +22,7 @@ from flatout.data.packed_store import PackedStore
 from flatout.data.sources.source import Source
 from flatout.data.writer import TICK_SAMPLES, Counter, Tell
 from flatout.records.errors import UserError
+from flatout.records.messages import words
 
 MAX_PROBLEMS = 20
 """Named one by one; more of them say nothing new."""
@@ -54,15 +55,15 @@ class VerifyShard:
         name = self.source.name(int(entry["original"]))
         record = self.store.record(place)
         if checksum(record) != entry["check"]:
-            return f"{name}: the stored bytes are damaged"
+            return words("joint.because", one=name, other=words("store.damaged"))
         try:
             sample = self.source.read(int(entry["original"]))
             parts = writer.source_parts(self.source.contents.fields, sample)
         except BadSample as error:
-            return f"{name}: the source has changed: {error}"
+            return words("store.changed_how", name=name, error=str(error))
         if content_hash(parts) != entry["hash"].tobytes():
-            return f"{name}: the source has changed since it was packed"
-        return "" if self._is_same(parts, record) else f"{name}: is not what the source has"
+            return words("store.changed", name=name)
+        return "" if self._is_same(parts, record) else words("store.differs", name=name)
 
     def _is_same(self, parts: Sequence[bytes], record: memoryview) -> bool:
         fields, encoding = self.source.contents.fields, self.store.header.encoding
@@ -86,14 +87,15 @@ class CheckShard:
         """Return what is wrong with one record, empty for nothing."""
         entry, record = self.store.index[place], self.store.record(place)
         if len(record) != entry["length"] or checksum(record) != entry["check"]:
-            return "the stored bytes are damaged"
+            return words("store.damaged")
         header = self.store.header
         names = [field.name for field in header.fields]
         if not header.label:
             return ""
         at = names.index(header.label)
         label = values.value(header.fields[at], split_record(record, len(names))[at])
-        return "" if label == entry["label"] else f"the index has the label {entry['label']} for it"
+        known = entry["label"]
+        return "" if label == known else words("store.other_label", label=str(known))
 
 
 def _problems(
@@ -160,9 +162,10 @@ def check(folder: Path, *, workers: int = 1, tell: Tell) -> tuple[Header, list[s
     done = worker_pool.perform(CheckShard(store), numbers, workers=workers, tick=counted.tick)
     with closing(done):
         damaged = sorted(pair for _number, found in done for pair in found)
-    for place, words in damaged:
-        number = f"sample {store.index['original'][place]} of the source"
-        problems.append(f"{names[place] if len(names) == len(store) else number}: {words}")
+    for place, problem in damaged:
+        number = words("store.sample", n=str(store.index["original"][place]))
+        name = names[place] if len(names) == len(store) else number
+        problems.append(words("joint.because", one=name, other=problem))
     return store.header, problems
 
 
@@ -180,24 +183,26 @@ def _find_inconsistent(store: PackedStore, names: Sequence[str]) -> list[str]:
     problems = _find_miscounted(store, int(header.source["samples"]))
     shards = np.asarray(store.index["shard"])
     if shards.max(initial=0) >= max(1, len(header.shards)):
-        problems.append("the index names file shards that there are not")
+        problems.append(words("store.no_such_shard"))
     for number, shard in enumerate(header.shards):
         count = int((shards == number).sum())
         if count != shard.samples:
-            problems.append(f"the index has {count} samples of {shard.name}, not {shard.samples}")
+            about = {"n": str(count), "shard": shard.name, "all": str(shard.samples)}
+            problems.append(words("store.other_count", **about))
     if (store.folder / NAMES).is_file() and len(names) != header.samples:
-        problems.append(f"{NAMES} is damaged: it does not name each of {header.samples} samples")
+        problems.append(words("store.names", file=NAMES, n=str(header.samples)))
     return problems
 
 
 def _find_miscounted(store: PackedStore, samples: int) -> list[str]:
     """Return what shows that samples come twice, or are missing and not listed as skipped."""
     originals = np.asarray(store.index["original"])
-    problems = []
+    problems: list[str] = []
     if len(np.unique(originals)) != len(originals) or originals.max(initial=0) >= samples:
-        problems.append("the index names samples twice, or such that the source does not have")
+        problems.append(words("store.twice"))
     path = store.folder / SKIPPED
     listed = path.read_bytes().count(b"\n") if path.is_file() else 0
     if listed != store.header.skipped or listed < samples - len(originals):
-        problems.append(f"{samples - len(originals)} samples are missing and {listed} are listed")
+        missing = str(samples - len(originals))
+        problems.append(words("store.missing", n=missing, listed=str(listed)))
     return problems

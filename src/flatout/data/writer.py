@@ -52,6 +52,7 @@ from flatout.records.errors import UserError
 from flatout.records.input_files import MAX_OWN_BYTES as MAX_TOKENIZER_BYTES
 from flatout.records.input_files import read_bytes
 from flatout.records.live import Progress
+from flatout.records.messages import words
 from flatout.records.units import format_bytes
 
 BYTES = "bytes"
@@ -67,9 +68,9 @@ def check(encoding: Encoding, fields: Sequence[Field]) -> None:
     pictures.check_encoding(encoding)
     wanted = {"original": "", "tokens": "str"}.get(encoding.kind, "image")
     if wanted and not any(field.kind == wanted for field in fields):
-        words = ", ".join(f"{field.name} ({field.kind})" for field in fields)
+        known = ", ".join(f"{field.name} ({field.kind})" for field in fields)
         what = "text" if wanted == "str" else "image"
-        raise UserError(f"--encode {encoding.kind} needs a field of {what}s; there are: {words}")
+        raise UserError(f"--encode {encoding.kind} needs a field of {what}s; there are: {known}")
     if encoding.kind == "tokens":
         _tokenizer.cache_clear()  # the file may be another one since the pack before this one
         _largest_token.cache_clear()
@@ -426,11 +427,11 @@ def _beginning(estimate: Estimate, share: float, folder: Path) -> Progress:
     """Return the first that is told: what will be written, and where there is room for it."""
     size, free = format_bytes(estimate.bytes * share), format_bytes(estimate.free_bytes)
     return Progress(
-        trying="packing",
+        trying=words("packing.start"),
         done_share=1 - share,
         elapsed_s=0.0,
         left_s=0.0,
-        event=f"about {size} to write, {free} free in {folder}",
+        event=words("packing.room", size=size, free=free, folder=str(folder)),
     )
 
 
@@ -483,7 +484,12 @@ class Counter:
         rate = (self.done - self.before) / elapsed_s if elapsed_s else 0.0
         self.tell(
             Progress(
-                trying=f"{self.verb}: {self.done} of {self.samples} samples, {rate:.0f} a second",
+                trying=words(
+                    f"packing.{self.verb}",
+                    n=str(self.done),
+                    of=str(self.samples),
+                    rate=f"{rate:.0f}",
+                ),
                 done_share=min(1.0, self.done / self.samples),
                 elapsed_s=elapsed_s,
                 left_s=(self.samples - self.done) / rate if rate else 0.0,

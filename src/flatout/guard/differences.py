@@ -11,6 +11,7 @@ import numpy as np
 
 from flatout.agent.guard.record import GradientSet, GuardRecord, Numbers, Sketches, Update
 from flatout.guard.limits import EARLY_LOSSES, LIVE_SHARE, ROUNDINGS, TINY_LOSS, UPDATE_LIMIT
+from flatout.records.messages import words
 
 Key = tuple[int, int, str]
 """Optimizer, step, point."""
@@ -196,32 +197,30 @@ def excesses(baseline: GuardRecord, candidate: GuardRecord) -> Iterator[tuple[Up
 def find_update_obstacle(baseline: GuardRecord, candidate: GuardRecord) -> str | None:
     """Return what of the baseline's updates has no counterpart, None when all have."""
     if candidate.updates and not candidate.has_reference:
-        return "the recipe's trial did not know the baseline's optimizer"
+        return words("guard.no_reference")
     strange = _strange(baseline)
     theirs = {(update.optimizer, update.step) for update in candidate.updates}
     for update in baseline.updates:
         place = (update.optimizer, update.step)
         if update.optimizer not in strange and place not in theirs:
-            why = "; ".join(candidate.update_gaps) or "the step was not made"
-            return f"update {update.step} of optimizer {update.optimizer}: {why}"
+            why = "; ".join(candidate.update_gaps) or words("guard.step_not_made")
+            n, optimizer = str(update.step), str(update.optimizer)
+            return words("guard.no_update", n=n, optimizer=optimizer, why=why)
     return None
 
 
 def update_notes(baseline: GuardRecord, candidate: GuardRecord) -> Iterator[str]:
     """Yield what the reader must know about updates that were not compared."""
     for gap in candidate.update_gaps or baseline.update_gaps:
-        yield f"optimizer updates not compared: {gap}"
+        yield words("guard.gap", why=gap)
     strange = sorted(_strange(baseline))
     for number in strange:
-        yield (
-            f"optimizer updates not compared: optimizer {number} does not follow its own shadow "
-            "(hidden state or randomness)"
-        )
+        yield words("guard.gap_strange", n=str(number))
     steps = [norms[1] for item in candidate.updates for norms in item.tensors.values()]
     if steps and not any(steps):
-        yield "optimizer updates not compared: they are zero in the first steps"
+        yield words("guard.gap_zero")
     if not candidate.updates and not candidate.update_gaps:
-        yield "optimizer updates not compared: no step was shadowed"
+        yield words("guard.gap_none")
 
 
 def _strange(baseline: GuardRecord) -> set[int]:

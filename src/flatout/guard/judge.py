@@ -29,18 +29,16 @@ from flatout.guard.limits import (
     UPDATE_LIMIT,
     PromiseLimits,
 )
-from flatout.guard.mismatches import mismatches
+from flatout.guard.mismatches import Mismatch, mismatches
 from flatout.guard.obstacles import Trials, find_missing, find_obstacle
 from flatout.records.ablation import LossCheck
+from flatout.records.messages import Sentence, joined, named, words
 from flatout.records.technique import Numerics
 
 NAMES = {BEFORE_CLIP: "gradient", AT_STEP: "clipped_gradient", UPDATE: "update"}
 """Names of the checks that look at each tensor."""
-POINTS = {
-    BEFORE_CLIP: "gradient before clipping",
-    AT_STEP: "gradient at the step",
-    UPDATE: "update",
-}
+POINTS = {BEFORE_CLIP: "before_clipping", AT_STEP: "at_step", UPDATE: "update"}
+"""What the messages are called that name what is compared."""
 ORDER = (
     "gradient",
     "clipped_gradient",
@@ -106,7 +104,7 @@ def judge(
         changes_threads: Whether the recipe changes the number of CPU threads.
     """
     if baseline is None or candidate is None:
-        return _not_compared(f"no guard record of the {'recipe' if baseline else 'baseline'}")
+        return _not_compared(words(f"guard.no_record_{'recipe' if baseline else 'baseline'}"))
     trials = Trials(
         baseline=baseline,
         candidate=candidate,
@@ -131,7 +129,7 @@ def judge_trials(trials: Trials) -> LossCheck:
 def aa(baseline: GuardRecord | None, repeat: GuardRecord | None) -> LossCheck:
     """Compare the script with itself: `same`, `within` rounding, or `not_compared`."""
     if baseline is None or repeat is None:
-        return _not_compared("the script has no guard record")
+        return _not_compared(words("guard.no_record"))
     trials = Trials(
         baseline=baseline,
         candidate=repeat,
@@ -146,9 +144,9 @@ def aa(baseline: GuardRecord | None, repeat: GuardRecord | None) -> LossCheck:
     found = differences(baseline, repeat)
     steps = len(found.losses)
     if found.is_zero:
-        return LossCheck(status="same", steps=steps, why=f"repeats bit for bit over {steps} losses")
+        return LossCheck(status="same", steps=steps, why=words("guard.repeats", n=str(steps)))
     largest = max(item.largest for item in found.sets.values())
-    why = f"repeats up to rounding (gradients {largest:.1g}): limits are 3x that where it is more"
+    why = words("guard.repeats_rounding", largest=f"{largest:.1g}")
     return LossCheck(status="within", steps=steps, why=why, worst={"repeat": largest})
 
 
@@ -156,18 +154,19 @@ def _training(trials: Trials) -> LossCheck:
     """Look for damage only: this promise allows other losses, gradients and samples."""
     record = trials.candidate
     if not record.losses or not record.gradients:
-        return _not_compared("the recipe's trial showed no losses or no gradients")
+        return _not_compared(words("guard.nothing_shown"))
     if not all(map(math.isfinite, record.losses)):
-        return _rejected({"loss": SHARE_CAP}, "the loss is not finite")
+        return _rejected({"loss": SHARE_CAP}, words("guard.not_finite"))
     first, last = record.losses[0], _mean_of_last(record.losses)
     before = trials.baseline.losses
     limit = DIVERGED * max(abs(first), abs(_mean_of_last(before)) if before else 0.0)
     if last > limit:
-        return _rejected({"loss": SHARE_CAP}, f"the loss rises, from {first:.4g} to {last:.4g}")
+        why = words("guard.rises", first=f"{first:.4g}", last=f"{last:.4g}")
+        return _rejected({"loss": SHARE_CAP}, why)
     return LossCheck(
         status="on_purpose",
         steps=len(record.losses),
-        why="changes the training on purpose: only damage was looked for, not the result",
+        why=words("guard.on_purpose"),
     )
 
 
@@ -180,7 +179,7 @@ def _compared(trials: Trials) -> LossCheck:
     baseline, candidate = trials.baseline, trials.candidate
     wrong = next(mismatches(baseline, candidate, computed=trials.computed), None)
     if wrong is not None:
-        return _rejected({wrong.check: SHARE_CAP}, f"{wrong.check}: {wrong.text}")
+        return _rejected({wrong.check: SHARE_CAP}, _said(wrong))
     missing = find_missing(baseline, candidate)
     if missing is not None:
         return _not_compared(missing)
@@ -192,9 +191,20 @@ def _compared(trials: Trials) -> LossCheck:
     )
     if fired:
         others = [name for name in ORDER[1:] if worst.get(name, 0.0) > 1 and name != fired[0].check]
-        also = f"; also {', '.join(others)}" if others else ""
-        return _rejected(worst, f"{fired[0].check}: {fired[0].text}{also}", candidate)
+        why = _said(fired[0])
+        if others:
+            why = joined(why, words("guard.also", checks=tuple(map(_check_name, others))))
+        return _rejected(worst, why, candidate)
     return _passed(trials, case, worst, readings)
+
+
+def _said(found: Reading | Mismatch) -> str:
+    """Return a check that fired, and what it saw."""
+    return words("joint.because", one=_check_name(found.check), other=found.text)
+
+
+def _check_name(check: str) -> str:
+    return named("guard_check", check)
 
 
 def _case(trials: Trials) -> _Case:
@@ -207,26 +217,18 @@ def _case(trials: Trials) -> _Case:
     column = COLUMNS[trials.promise]
     if trials.promise is Numerics.ROUNDING and _is_low_precision(baseline, scale):
         column = COLUMNS[Numerics.PRECISION]
-        notes.append(
-            "bf16 autocast has nothing to do in this script: judged by the precision limits"
-        )
+        notes.append(words("guard.bf16_already"))
     elif trials.promise is Numerics.ROUNDING and baseline.tf32:
         column = TF32_COLUMN
-        notes.append("the device rounds fp32 products to TF32 here: judged by limits for that")
+        notes.append(words("guard.tf32"))
     if not noise.is_zero:
         column = UNSTEADY_COLUMN if trials.promise is Numerics.EXACT else column
-        notes.append("the script repeats only up to rounding: limits widened to 3x that")
+        notes.append(words("guard.unsteady"))
     if trials.rounded is not None:
-        notes.append(
-            "one rounding of its inputs and weights moves this script's gradients by "
-            f"{_largest(own):.2g}"
-            ": limits widened to 3x that"
-        )
+        notes.append(words("guard.rounded", share=f"{_largest(own):.2g}"))
     if trials.nudged is not None:
-        notes.append(
-            "the last digits of its inputs and weights move this script's gradients by "
-            f"{_largest(nudged):.2g}: limits widened to {NUDGED_FACTOR:.0f}x that"
-        )
+        factor = f"{NUDGED_FACTOR:.0f}"
+        notes.append(words("guard.nudged", share=f"{_largest(nudged):.2g}", factor=factor))
     return _Case(
         column=column,
         candidate=differences(baseline, trials.candidate),
@@ -244,9 +246,9 @@ def _largest(found: Differences) -> float:
 
 def _record_notes(trials: Trials) -> Iterator[str]:
     if not trials.baseline.losses:
-        yield "no losses were seen"
+        yield words("guard.no_losses")
     if trials.candidate.errors:
-        yield f"probes failed in the recipe's trial: {trials.candidate.errors[0]}"
+        yield words("guard.probes_failed", error=trials.candidate.errors[0])
 
 
 def _is_low_precision(baseline: GuardRecord, scale: Differences) -> bool:
@@ -261,15 +263,17 @@ def _passed(
     steps = len(case.candidate.losses)
     is_same = case.candidate.is_zero and steps == len(trials.baseline.losses)
     if is_same:
-        why = f"bit-identical gradients, buffers and {steps} losses"
+        why = words("guard.same", n=str(steps))
     else:
         nearest = max(readings, key=lambda r: r.share)
-        why = (
-            f"gradients, updates, buffers and {steps} losses inside the limits; nearest: "
-            f"{nearest.text} ({nearest.share:.2g} of the limit)"
-        )
-    why = "; ".join([why, *case.notes])
-    return LossCheck(status="same" if is_same else "within", why=why, steps=steps, worst=worst)
+        share = f"{nearest.share:.2g}"
+        why = words("guard.inside", n=str(steps), nearest=nearest.text, share=share)
+    return LossCheck(
+        status="same" if is_same else "within",
+        why=joined(why, *case.notes),
+        steps=steps,
+        worst=worst,
+    )
 
 
 def _worst(readings: list[Reading]) -> dict[str, float]:
@@ -292,7 +296,7 @@ def _readings(case: _Case) -> Iterator[Reading]:
         if found.moved:
             limit = case.column.second.of(scale.together, noise.together, own.together)
             limit = _widened(limit, nudged.together, WIDEST.second.of(scale.together, 0.0))
-            text = f"{_name(key)} differs by {found.together:.2g}, limit {limit:.2g}"
+            text = _words("differs", found.together, limit, what=_name(key))
             share = _share(found.together, limit)
             yield Reading(check="second_gradient", share=share, text=text)
     for name, value in case.candidate.buffers.items():
@@ -303,7 +307,7 @@ def _readings(case: _Case) -> Iterator[Reading]:
         )
         widest = WIDEST.buffers.of(case.scale.buffers.get(name, 0.0), 0.0)
         limit = _widened(limit, case.nudged.buffers.get(name, 0.0), widest)
-        text = f"buffer {name} differs by {value:.2g}, limit {limit:.2g}"
+        text = _words("buffer_differs", value, limit, name=name)
         yield Reading(check="buffers", share=_share(value, limit), text=text)
     yield from _loss(case)
 
@@ -323,7 +327,7 @@ def _size(key: Key, found: SetDifference, own: SetDifference) -> Reading:
     return Reading(
         check="second_gradient" if found.moved else NAMES[key[2]],
         share=_share(abs(found.size), limit),
-        text=f"{_name(key)} is {1 + found.size:.2g} times as large, limit {limit:.2g}",
+        text=_words("larger", 1 + found.size, limit, what=_name(key)),
     )
 
 
@@ -339,11 +343,11 @@ def _tensors(
     gradient = column.gradient
     if found.moved and not is_exact:
         gradient = COLUMNS[Numerics.PRECISION].gradient
-    middle = scale.median
+    middle, what = scale.median, _name(key)
     for name, tensor in found.tensors.items():
         usual, natural, rounded = (x.tensors.get(name, EQUAL) for x in (noise, scale, own))
         if not tensor.is_live and not (is_exact and usual.error == 0.0):
-            text = f"{name} has no true gradient but {tensor.share:.2g} of the whole"
+            text = words("guard.dead", name=name, share=f"{tensor.share:.2g}")
             yield Reading(check=check, share=_share(tensor.share, DEAD_SHARE), text=text)
             continue
         # One repeat may hit or miss a tensor of few numbers by chance: none is taken to repeat
@@ -354,13 +358,15 @@ def _tensors(
         # A single ReLU that a last digit switches moves its tensor a thousand times as far as the
         # others, and which one that is, is chance: the largest counts for each.
         limit = _widened(limit, nudged.largest, WIDEST.gradient.of(calibrated, 0.0))
-        text = f"{_name(key)} of {name} differs by {tensor.error:.2g}, limit {limit:.2g}"
+        text = _words("tensor_differs", tensor.error, limit, what=what, name=name)
         yield Reading(check=check, share=_share(tensor.error, limit), text=text)
         if column.slope is not None and not found.moved:
             # Where rounding alone turns the gradient round, its slope says nothing.
             limit = column.slope.of(abs(natural.slope), abs(usual.slope))
             limit = max(limit, TURNED_FACTOR * lifted)
-            text = f"{_name(key)} of {name} is scaled by {1 + tensor.slope:.4g}, limit {limit:.2g}"
+            scaled = f"{1 + tensor.slope:.4g}"
+            limited = f"{limit:.2g}"
+            text = words("guard.scaled", what=what, name=name, value=scaled, limit=limited)
             yield Reading(check="slope", share=_share(abs(tensor.slope), limit), text=text)
 
 
@@ -379,18 +385,25 @@ def _loss(case: _Case) -> Iterator[Reading]:
         limit = column.loss.of(case.scale.loss, noise)
         nudged = case.nudged.later_loss if is_late else case.nudged.early_loss
         limit = _widened(limit, nudged, WIDEST.loss.of(case.scale.loss, 0.0))
-        text = f"loss {number + 1} differs by {value:.2g}, limit {limit:.2g}"
+        text = _words("loss_differs", value, limit, n=str(number + 1))
         yield Reading(check="loss", share=_share(value, limit), text=text)
 
 
 def _updates(trials: Trials) -> Iterator[Reading]:
     for update, name, value in excesses(trials.baseline, trials.candidate):
-        text = f"update {update.step} of {name} is {value:.2g} off the baseline's optimizer"
+        about = {"n": str(update.step), "name": name, "value": f"{value:.2g}"}
+        text = words("guard.update_off", **about)
         yield Reading(check="update", share=_share(value, UPDATE_LIMIT), text=text)
 
 
-def _name(key: Key) -> str:
-    return POINTS[key[2]] if key[1] == 1 else f"step {key[1]}'s {POINTS[key[2]]}"
+def _words(code: str, value: float, limit: float, /, **about: str) -> Sentence:
+    """Return what was compared, how far it is off, and what is allowed."""
+    return words(f"guard.{code}", **about, value=f"{value:.2g}", limit=f"{limit:.2g}")
+
+
+def _name(key: Key) -> Sentence:
+    point = words(f"guard.point_{POINTS[key[2]]}")
+    return point if key[1] == 1 else words("guard.point_later", n=str(key[1]), point=point)
 
 
 def _share(value: float, limit: float) -> float:

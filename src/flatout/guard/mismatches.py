@@ -8,6 +8,7 @@ import numpy as np
 from flatout.agent.guard.record import GuardRecord, Marks, Sketches, Streams
 from flatout.agent.guard.structure import FREE_SETTINGS
 from flatout.guard.differences import Key, by_key
+from flatout.records.messages import words
 
 SETTINGS, LATER = "settings", "later"
 """Stand for the place of what an optimizer is set to, and of what goes on after the first step,
@@ -81,21 +82,22 @@ def _samples(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
     steps = sorted((len(baseline.losses), len(other.losses)))
     missing_share = 1 - steps[0] / steps[1] if steps[1] else 0.0
     for place, fields in baseline.samples.items():
-        name = place or "the loader"
+        name = place or words("guard.the_loader")
         theirs = other.samples.get(place)
         if theirs is None:
-            yield Mismatch(check="samples", text=f"{name} gave no batch")
+            yield Mismatch(check="samples", text=words("guard.no_batch", loader=name))
             continue
         for path, marks in fields.items():
             found = theirs.get(path, ())
             number = _first_difference(marks, found)
             if number is not None:
-                text = f"batch {number + 1} of {name} differs{_in(path)}"
+                text = _words("batch_differs", path, n=str(number + 1), loader=name)
                 yield Mismatch(check="samples", text=text)
             elif _is_behind(marks, found, missing_share):
-                yield Mismatch(check="samples", text=f"{name} gave another number of batches")
+                yield Mismatch(check="samples", text=words("guard.other_count", loader=name))
     for place in other.samples.keys() - baseline.samples.keys():
-        yield Mismatch(check="samples", text=f"{place or 'a loader'} is not in the baseline")
+        name = place or words("guard.a_loader")
+        yield Mismatch(check="samples", text=words("guard.new_loader", loader=name))
 
 
 def _arguments(
@@ -107,12 +109,13 @@ def _arguments(
                 continue
             number = _first_difference(marks, other.get(place, {}).get(path, ()))
             if number is not None:
-                text = f"call {number + 1} of {place} got other values{_in(path)}"
+                text = _words("call_differs", path, n=str(number + 1), place=place)
                 yield Mismatch(check="samples", text=text)
 
 
-def _in(path: str) -> str:
-    return f" in {path}" if path else ""
+def _words(code: str, path: str, /, **about: str) -> str:
+    """Return what differs, and in which part of it where that is known."""
+    return words(f"guard.{code}{'_in' if path else ''}", **about, path=path)
 
 
 def _first_difference(baseline: Marks, other: Marks) -> int | None:
@@ -143,16 +146,17 @@ def _is_behind(baseline: Marks, other: Marks, missing_share: float) -> bool:
 def _start(baseline: Sketches, other: Sketches) -> Iterator[Mismatch]:
     for name, value in baseline.items():
         if name in other and not np.array_equal(value, other[name]):
-            yield Mismatch(check="start", text=f"{name} starts from other values")
+            yield Mismatch(check="start", text=words("guard.starts", name=name))
 
 
 def _structure(baseline: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Mismatch]:
     for name, line in baseline.items():
         if other.get(name) != line:
-            text = f"module {name} is '{other.get(name, 'gone')}', was '{line}'"
+            now = other.get(name) or words("guard.gone")
+            text = words("guard.module", name=name, now=now, was=line)
             yield Mismatch(check="structure", text=text)
     for name in other.keys() - baseline.keys():
-        yield Mismatch(check="structure", text=f"module {name} is new")
+        yield Mismatch(check="structure", text=words("guard.module_new", name=name))
 
 
 def _settings(
@@ -160,7 +164,8 @@ def _settings(
 ) -> Iterator[Mismatch]:
     for step, where, name, text in _changed(baseline, other):
         if step < EARLY_STEPS or (SETTINGS, name) not in computed:
-            yield Mismatch(check="settings", text=f"step {step + 1}, {where}: {name} {text}")
+            about = {"n": str(step + 1), "where": where, "name": name, "changed": text}
+            yield Mismatch(check="settings", text=words("guard.setting", **about))
 
 
 def _changed(baseline: GuardRecord, other: GuardRecord) -> Iterator[tuple[int, str, str, str]]:
@@ -172,8 +177,9 @@ def _changed(baseline: GuardRecord, other: GuardRecord) -> Iterator[tuple[int, s
             continue  # the tensors and the shadow step tell
         for step, (ours, changed) in enumerate(zip(item.settings, found.settings, strict=False)):
             for group, (a, b) in enumerate(zip(ours, changed, strict=False)):
+                where = words("guard.group", optimizer=str(item.number), group=str(group))
                 for name, text in _group(a, b):
-                    yield step, f"optimizer {item.number}, group {group}", name, text
+                    yield step, where, name, text
 
 
 def _group(
@@ -181,7 +187,8 @@ def _group(
 ) -> Iterator[tuple[str, str]]:
     for name in baseline.keys() | other.keys():
         if name not in FREE_SETTINGS and baseline.get(name) != other.get(name):
-            yield name, f"is {other.get(name)}, was {baseline.get(name)}"
+            now, was = str(other.get(name)), str(baseline.get(name))
+            yield name, words("guard.changed", now=now, was=was)
 
 
 def _later(baseline: GuardRecord, other: GuardRecord) -> Iterator[tuple[str, Mismatch]]:
@@ -192,10 +199,12 @@ def _later(baseline: GuardRecord, other: GuardRecord) -> Iterator[tuple[str, Mis
         is_buffer = what.startswith("buffer ")
         if is_buffer and not (what in baseline.later and what in other.later):
             continue  # buffers on one side only are counted elsewhere
-        ours, theirs = (side.later.get(what, "as before") for side in (baseline, other))
+        before = words("guard.as_before")
+        ours, theirs = (side.later.get(what, before) for side in (baseline, other))
         if ours != theirs:
             check = "buffers" if is_buffer else "structure"
-            yield what, Mismatch(check=check, text=f"{what} {theirs}, was: {ours}")
+            text = words("guard.later", what=what, now=theirs, was=ours)
+            yield what, Mismatch(check=check, text=text)
 
 
 def _tensors(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
@@ -211,7 +220,7 @@ def _tensors(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
 
 
 def _gradient(key: Key) -> str:
-    return f"the gradient of step {key[1]}"
+    return words("guard.gradient_of", n=str(key[1]))
 
 
 def _groups(
@@ -219,14 +228,14 @@ def _groups(
 ) -> Iterator[Mismatch]:
     ours = {name for group in baseline for name in group}
     theirs = {name for group in other for name in group}
-    yield from _one_sided(ours, theirs, f"optimizer {number}")
+    yield from _one_sided(ours, theirs, words("guard.optimizer", n=str(number)))
     if ours == theirs and [*baseline] != [*other]:
-        text = f"optimizer {number} has its parameters in other groups"
+        text = words("guard.other_groups", n=str(number))
         yield Mismatch(check="tensors", text=text)
 
 
 def _one_sided(baseline: Set[str], other: Set[str], where: str) -> Iterator[Mismatch]:
     for name in sorted(baseline - other):
-        yield Mismatch(check="tensors", text=f"{name} is missing in {where}")
+        yield Mismatch(check="tensors", text=words("guard.missing_in", name=name, where=where))
     for name in sorted(other - baseline):
-        yield Mismatch(check="tensors", text=f"{name} is only here in {where}")
+        yield Mismatch(check="tensors", text=words("guard.only_in", name=name, where=where))

@@ -21,6 +21,7 @@ from flatout.guard.mismatches import (
     has_samples,
     mismatches,
 )
+from flatout.records.messages import named, words
 from flatout.records.technique import Numerics
 
 
@@ -61,9 +62,9 @@ def find_missing(baseline: GuardRecord, candidate: GuardRecord) -> str | None:
     missing = by_key(baseline).keys() - by_key(candidate).keys()
     if missing:
         optimizer, step, _ = min(missing)
-        return f"the recipe's trial has no gradient of step {step}, optimizer {optimizer}"
+        return words("guard.no_gradient", n=str(step), optimizer=str(optimizer))
     if len(candidate.losses) < min(2, len(baseline.losses)):
-        return "the recipe's trial showed fewer than two losses"
+        return words("guard.few_losses")
     return find_update_obstacle(baseline, candidate)
 
 
@@ -73,7 +74,7 @@ def _obstacles(trials: Trials) -> Iterator[str]:
     yield from _baseline(trials.baseline)
     yield from _repeat(trials.baseline, trials.repeat)
     if not has_samples(trials.baseline, computed):
-        yield "no samples were digested: neither a loader nor a root's arguments showed any"
+        yield words("guard.no_samples")
     if trials.promise in (Numerics.ROUNDING, Numerics.PRECISION):
         yield from _calibration(trials.baseline, trials.calibration, computed)
 
@@ -81,44 +82,41 @@ def _obstacles(trials: Trials) -> Iterator[str]:
 def _environment(trials: Trials) -> Iterator[str]:
     ours, theirs = trials.baseline, trials.candidate
     if ours.torch != theirs.torch:
-        yield f"baseline ran torch {ours.torch}, recipe torch {theirs.torch}"
+        yield words("guard.other_torch", one=ours.torch, other=theirs.torch)
     if ours.device != theirs.device:
-        yield f"baseline ran on {ours.device}, recipe on {theirs.device}"
+        yield words("guard.other_device", one=ours.device, other=theirs.device)
     if ours.threads != theirs.threads and not trials.changes_threads:
-        yield (
-            f"the recipe's trial ran {theirs.threads} threads, the baseline's {ours.threads}, "
-            "and no technique asked for that"
-        )
+        yield words("guard.other_threads", n=str(theirs.threads), was=str(ours.threads))
 
 
 def _baseline(record: GuardRecord) -> Iterator[str]:
     if not record.gradients:
-        yield "no gradients were seen in the baseline"
+        yield words("guard.no_gradients")
     if max((item.step for item in record.gradients), default=0) < 2:
-        yield "the baseline made fewer than two steps with gradients"
+        yield words("guard.few_steps")
     if not all(is_finite(item.sketches) for item in record.gradients):
-        yield "the baseline's own gradients are not finite"
+        yield words("guard.gradients_not_finite")
     if not all(np.isfinite(record.losses)):
-        yield "the baseline's own losses are not finite"
+        yield words("guard.losses_not_finite")
     own = differences(record, record)
     live = any(t.is_live for item in own.sets.values() for t in item.tensors.values())
     if record.gradients and not live:
-        yield "every gradient of the baseline is zero"
+        yield words("guard.all_zero")
 
 
 def _calibration(
     baseline: GuardRecord, record: GuardRecord | None, computed: Set[tuple[str, str]]
 ) -> Iterator[str]:
     if record is None:
-        yield "the calibration trial failed, so no tensor's natural scale is known"
+        yield words("guard.calibration_failed")
         return
     wrong = next(mismatches(baseline, record, computed=computed), None)
     if wrong is not None:
-        yield f"the calibration trial trained something else: {wrong.text}"
+        yield words("guard.calibration_other", why=wrong.text)
     if by_key(record).keys() < by_key(baseline).keys():
-        yield "the calibration trial ended before its second step"
+        yield words("guard.calibration_short")
     if not all(is_finite(item.sketches) for item in record.gradients):
-        yield "the calibration trial's gradients are not finite"
+        yield words("guard.calibration_not_finite")
 
 
 def _repeat(baseline: GuardRecord, record: GuardRecord | None) -> Iterator[str]:
@@ -126,7 +124,7 @@ def _repeat(baseline: GuardRecord, record: GuardRecord | None) -> Iterator[str]:
         return
     wrong = find_drift(baseline, record)
     if wrong is not None:
-        yield f"the script does not repeat itself: {wrong}; a loss band alone proves no promise"
+        yield words("guard.not_repeating", why=wrong)
 
 
 def find_drift(baseline: GuardRecord, repeat: GuardRecord) -> str | None:
@@ -138,11 +136,12 @@ def find_drift(baseline: GuardRecord, repeat: GuardRecord) -> str | None:
     if wrong is not None:
         return wrong.text
     if by_key(baseline).keys() != by_key(repeat).keys():
-        return "it made another number of steps"
+        return words("guard.other_steps")
     found = differences(baseline, repeat)
     for name, value in _noise(found).items():
         if not value <= MAX_REPEAT[name]:
-            return f"{name} differs by {value:.2g} between two equal runs"
+            check = named("guard_check", name.replace(" ", "_"))
+            return words("guard.repeat_differs", name=check, value=f"{value:.2g}")
     return None
 
 

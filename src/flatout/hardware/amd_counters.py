@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from flatout.hardware.counters import CounterSample, CounterSource, Sources
+from flatout.records.messages import words
 
 MIB = 1024**2
 """AMD SMI tells memory in MiB."""
-NOT_READ = "not read through AMD SMI"
 UNREAD = (
     "sm_active_share",
     "tensor_active_share",
@@ -43,7 +43,7 @@ class AmdCounters:
     def sample(self, *, is_full: bool) -> CounterSample:
         """Read the counters now; the reasons for lower clocks only where `is_full`: they block."""
         values: dict[str, float] = {}
-        missing = dict.fromkeys(UNREAD, NOT_READ)
+        missing: dict[str, str] = dict.fromkeys(UNREAD, words("counter.not_amd"))
         for name, ask in self._questions().items():
             with self._noting(name, missing):
                 values[name] = _number(ask())
@@ -137,7 +137,7 @@ def open_amd(variables: Mapping[str, str]) -> Sources:
         AmdCounters(amdsmi, handles[gpu.index], gpu.uuid, holds_library=place == 0)
         for place, gpu in enumerate(visible(gpus, variables))
     )
-    return Sources(found=found, trouble="" if found else "the training may see no GPU")
+    return Sources(found=found, trouble="" if found else words("counter.no_gpu"))
 
 
 def _number(value: Any) -> float:
@@ -159,5 +159,5 @@ def _power(info: Mapping[str, Any]) -> float:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, KeyError):
-        return f"AMD SMI gives no {error.args[0]}"
-    return "AMD SMI answers N/A" if isinstance(error, ValueError) else str(error)
+        return words("counter.amd_no_key", key=str(error.args[0]))
+    return words("counter.amd_nothing") if isinstance(error, ValueError) else str(error)

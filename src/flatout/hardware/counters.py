@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flatout.hardware.load import process_tree
+from flatout.records.messages import words
 from flatout.records.readings import GpuReadings
 
 SAMPLE_EVERY_S = 0.2
@@ -50,8 +51,8 @@ tells of what was before the window until then. The first one in 0.6 s of a busy
 the second 97 %."""
 SINCE_LAST = ("sm_active_share", "tensor_active_share")
 """Means since the sample before, which for the first one in a window was outside of it."""
-NO_SAMPLE = "the measured window was shorter than the time between two samples"
-LOOKS_BACK = "the measured window was shorter than what the driver takes the mean over"
+NO_SAMPLE, LOOKS_BACK = "counter.no_sample", "counter.looks_back"
+"""What the messages are called that a window was too short for a reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +190,8 @@ class CounterSampler:
 
     def _why_none(self, uuid: str) -> str:
         if not self.sources.found:
-            return self.sources.trouble or "no driver answers"
-        return f"the training's device ({uuid or 'without a name'}) is none that the driver lists"
+            return self.sources.trouble or words("counter.no_driver")
+        return words("counter.unlisted", uuid=uuid or words("counter.without_name"))
 
     def _run(self) -> None:
         number = 0
@@ -232,7 +233,7 @@ def readings_of(
     0.75
     """
     if not samples:
-        return GpuReadings(uuid=uuid, missing={"all": trouble or NO_SAMPLE})
+        return GpuReadings(uuid=uuid, missing={"all": trouble or words(NO_SAMPLE)})
     values, missing = _values(samples, began_s)
     shares = _throttle_shares(samples)
     others, idle, unknown = _other_processes(samples, own_pids, pids_before)
@@ -273,9 +274,10 @@ def _values(
                 values[name] = int(over(seen)) if names is GREATEST else float(over(seen))
             if not seen:
                 is_known = any(name in sample.values for sample in samples)
-                missing[name] = LOOKS_BACK if is_known else reason or NO_SAMPLE
+                missing[name] = words(LOOKS_BACK) if is_known else reason or words(NO_SAMPLE)
             elif reason:
-                missing[name] = f"vanished after {len(seen)} of {len(samples)} samples: {reason}"
+                n, of = str(len(seen)), str(len(samples))
+                missing[name] = words("counter.vanished", n=n, of=of, why=reason)
     throttle = _latest(sample.missing.get("throttle") for sample in samples)
     return values, missing | ({"throttle": throttle} if throttle else {})
 
@@ -312,13 +314,13 @@ def _other_processes(
     told = [sample.pids for sample in samples if sample.pids is not None]
     if not told:
         reason = _latest(sample.missing.get("other_processes") for sample in samples)
-        return frozenset(), frozenset(), reason or "the driver lists no processes"
+        return frozenset(), frozenset(), reason or words("counter.no_processes")
     seen = frozenset().union(*told)
     others, why = seen - own, ""
     if seen and not seen & own and not all(Path(f"/proc/{pid}").exists() for pid in seen):
         # Numbers of another namespace: only those that were there before are surely not ours.
         others = seen & before
-        why = "the driver counts processes by numbers of another namespace (a container)"
+        why = words("counter.namespace")
     activity = [sample.busy_shares for sample in samples if sample.busy_shares is not None]
     if not activity:
         return others, frozenset(), why

@@ -13,6 +13,7 @@ from typing import Any
 
 from flatout.hardware.limits import ROOT, read_text
 from flatout.records.machine import GPU_VARIABLES
+from flatout.records.messages import words
 
 PCI_VENDORS = frozenset({"0x10de", "0x1002"})
 """NVIDIA and AMD."""
@@ -119,7 +120,7 @@ def _read_nvml() -> Driver:
     try:
         import pynvml
     except ImportError:
-        return Driver(trouble="the bindings are missing: pip install nvidia-ml-py")
+        return Driver(trouble=words("counter.no_bindings"))
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

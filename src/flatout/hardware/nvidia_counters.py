@@ -14,11 +14,11 @@ from typing import Any
 
 from flatout.hardware.counters import CounterSample, CounterSource, Sources
 from flatout.hardware.gpus import memory_of
+from flatout.records.messages import words
 
 SM_ACTIVE, TENSOR_ACTIVE = 2, 5
 """NVML_GPM_METRIC_SM_UTIL and NVML_GPM_METRIC_ANY_TENSOR_UTIL, in percent, of nvml.h."""
 METRICS = {SM_ACTIVE: "sm_active_share", TENSOR_ACTIVE: "tensor_active_share"}
-TOO_OLD = "this GPU has no GPM counters; they came with Hopper"
 
 
 class Gpm:
@@ -65,10 +65,10 @@ class Gpm:
         nvml = self.nvml
         try:
             if not nvml.nvmlGpmQueryDeviceSupport(self.handle).isSupportedDevice:
-                return TOO_OLD
+                return words("counter.no_gpm")
             self.samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
         except (nvml.NVMLError, AttributeError) as error:
-            return str(error) or TOO_OLD
+            return str(error) or words("counter.no_gpm")
         return ""
 
     def _advance(self, values: dict[str, float], missing: dict[str, str]) -> None:
@@ -90,9 +90,9 @@ class Gpm:
         for place, name in enumerate(METRICS.values()):
             answer = question.metrics[place]
             if answer.nvmlReturn != nvml.NVML_SUCCESS:
-                missing[name] = f"GPM answered with error {answer.nvmlReturn}"
+                missing[name] = words("counter.gpm_error", code=str(answer.nvmlReturn))
             elif not math.isfinite(answer.value):
-                missing[name] = "GPM answered with no number: two samples too close together"
+                missing[name] = words("counter.gpm_no_number")
             else:
                 values[name] = answer.value / 100
 
@@ -237,7 +237,7 @@ class NvidiaCounters:
             getattr(self.nvml, "nvmlDeviceGetCurrentClocksEventReasons", None),
         )
         if ask is None:
-            raise AttributeError("these bindings cannot ask for the clocks' reasons")
+            raise AttributeError(words("counter.no_reasons"))
         active = int(ask(self.whole))
         return frozenset(name for bit, name in THROTTLE_BITS.items() if active & bit)
 
@@ -308,7 +308,7 @@ def _opened(nvml: Any, handles: list[tuple[Any, str]]) -> Sources:
         except nvml.NVMLError as error:
             return Sources(found=tuple(found), trouble=str(error))
         found.append(NvidiaCounters(nvml, handle, uuid))
-    return Sources(found=tuple(found), trouble="" if found else "the training may see no GPU")
+    return Sources(found=tuple(found), trouble="" if found else words("counter.no_gpu"))
 
 
 def _visible_handles(nvml: Any, driver: Any, variables: Mapping[str, str]) -> list[tuple[Any, str]]:

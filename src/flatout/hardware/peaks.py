@@ -21,18 +21,19 @@ from typing import Any
 from flatout.records.files import module_command, with_boot
 from flatout.records.input_files import read_json
 from flatout.records.json_records import from_plain
+from flatout.records.messages import words
 from flatout.records.units import GIB, MIB
 
 
 def ask_module(
-    python: str, module: str, words: Sequence[str] = (), *, job: Any = None, limit_s: float
+    python: str, module: str, arguments: Sequence[str] = (), *, job: Any = None, limit_s: float
 ) -> Any:
     """Run a module of flatout's by another Python, and return the JSON of its last line.
 
     Args:
         python: the interpreter; it needs torch, but flatout need not be installed there.
         module: dotted name; run as by `python -m`, but not out of the current folder.
-        words: its arguments.
+        arguments: its own.
         job: what it reads as JSON from its standard input.
         limit_s: how long it may take.
 
@@ -41,7 +42,7 @@ def ask_module(
     """
     try:
         done = subprocess.run(
-            module_command(python, module, *words),
+            module_command(python, module, *arguments),
             env=with_boot(os.environ),
             input=json.dumps(job),
             capture_output=True,
@@ -50,10 +51,10 @@ def ask_module(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ValueError(f"measuring took over {limit_s:.0f} s") from None
+        raise ValueError(words("peak.too_long", seconds=f"{limit_s:.0f}")) from None
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise ValueError(f"measuring failed: {last[0][:200]}")
+        raise ValueError(words("peak.failed", error=last[0][:200]))
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -150,14 +151,15 @@ def measure_in_child(wanted: PeaksOf, python: str) -> Peaks:
         ValueError: if this device or arithmetic cannot be measured; says why.
     """
     if wanted.device_kind not in SIZES:
-        raise ValueError(f"no way to measure the peaks of a device of kind {wanted.device_kind}")
+        raise ValueError(words("peak.no_device", kind=wanted.device_kind))
     if wanted.dtype not in DTYPES:
-        raise ValueError(f"no way to measure matrix products in {wanted.dtype}")
-    words = (wanted.device_kind, wanted.dtype, str(wanted.threads))
+        raise ValueError(words("peak.no_dtype", dtype=wanted.dtype))
+    asked = (wanted.device_kind, wanted.dtype, str(wanted.threads))
     try:
-        return Peaks(**ask_module(python, __spec__.name, words, limit_s=LIMIT_S))
+        return Peaks(**ask_module(python, __spec__.name, asked, limit_s=LIMIT_S))
     except ValueError as error:
-        raise ValueError(f"the peaks in {wanted.dtype} on {wanted.device_kind}: {error}") from None
+        about = {"dtype": wanted.dtype, "kind": wanted.device_kind}
+        raise ValueError(words("peak.unmeasured", **about, why=str(error))) from None
 
 
 def measure_here(device_kind: str, dtype: str, threads: int) -> Peaks:

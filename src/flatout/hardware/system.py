@@ -13,6 +13,7 @@ from typing import Any
 
 from flatout.hardware.limits import ROOT, read_text
 from flatout.records.live import LiveHost
+from flatout.records.messages import words
 
 COMPILERS = ("g++", "clang++", "c++")
 """What inductor looks for on Linux besides `CXX`."""
@@ -168,6 +169,6 @@ class HostMeter:
             self.missing["disk_read_bytes_per_s"] = str(error)
             return None
         if found is None:
-            self.missing["disk_read_bytes_per_s"] = "the system lists no disk"
+            self.missing["disk_read_bytes_per_s"] = words("counter.no_disk")
             return None
         return found.read_bytes, found.write_bytes

@@ -13,6 +13,7 @@ from flatout.hardware.catalogue import GpuModel
 from flatout.parallel.cost import DeviceCosts, Link, StepCost, StepWork, step_cost
 from flatout.parallel.rank_share import Layout, StreamColumns, layout_of
 from flatout.records.memory_stream import MemoryStream
+from flatout.records.messages import words
 from flatout.records.parallel import ParallelSpec, microbatches_for
 from flatout.records.plan import NumberSource, ParallelAdvice, ParallelPlan, TaggedNumber
 from flatout.records.profile import Profile
@@ -238,7 +239,7 @@ def plan_of(spec: ParallelSpec, cluster: Cluster, training: Training) -> Paralle
     memory = TaggedNumber(value=peak, source=NumberSource.SIMULATED)
     if peak > training.room_bytes:
         room = format_bytes(training.room_bytes)
-        why = f"needs {format_bytes(int(peak))} of {room} on the fullest rank"
+        why = words("way.too_large", size=format_bytes(int(peak)), room=room)
         return ParallelPlan(
             spec=spec, ranks=spec.world_size, fits=False, why=why, peak_bytes=memory
         )
@@ -274,16 +275,25 @@ def _misfit(spec: ParallelSpec, training: Training) -> str | None:
     undivided = [width for width in layout.widths if width % spec.tp]
     is_starved = spec.pp > 1 and microbatches_for(spec, max(1, samples)) > samples
     rules = (
-        (batch < spec.dp, f"a global batch of {batch} has no sample for each of {spec.dp} parts"),
-        (batch % spec.dp, f"a global batch of {batch} is no multiple of {spec.dp} parts"),
-        (undivided, f"tp={spec.tp} does not divide a weight of width {min(undivided, default=0)}"),
-        (
-            spec.pp > 1 and layout.blocks < spec.stages,
-            f"{layout.blocks} blocks are fewer than {spec.stages} stages",
-        ),
-        (is_starved, f"{samples} samples for each pipeline cannot fill its {spec.stages} stages"),
+        (batch < spec.dp, "no_sample"),
+        (batch % spec.dp, "no_multiple"),
+        (undivided, "undivided"),
+        (spec.pp > 1 and layout.blocks < spec.stages, "few_blocks"),
+        (is_starved, "starved"),
     )
-    return next((why for is_wrong, why in rules if is_wrong), None)
+    name = next((name for is_wrong, name in rules if is_wrong), None)
+    if name is None:
+        return None
+    numbers = {
+        "batch": batch,
+        "parts": spec.dp,
+        "tp": spec.tp,
+        "width": min(undivided, default=0),
+        "blocks": layout.blocks,
+        "stages": spec.stages,
+        "samples": samples,
+    }
+    return words(f"way.{name}", **{name: str(number) for name, number in numbers.items()})
 
 
 def _microbatches(spec: ParallelSpec, training: Training, samples: int) -> tuple[int, float]:
@@ -375,16 +385,20 @@ def _words(cost: StepCost, spec: ParallelSpec, samples: int) -> str:
     """Return where the time of a step goes."""
     parts = [
         (cost.compute_s - cost.tensor_s, "computing"),
-        (cost.tensor_s, "exchange inside layers"),
+        (cost.tensor_s, "inside_layers"),
         (cost.bubble_s, "bubble"),
-        (cost.hop_s, "between stages"),
-        (cost.exposed_s, "exposed exchange of gradients"),
-        (cost.optimizer_s + cost.rest_s, "optimizer and rest"),
-        (cost.data_s - cost.busy_s, "waiting for data"),
+        (cost.hop_s, "between_stages"),
+        (cost.exposed_s, "exposed"),
+        (cost.optimizer_s + cost.rest_s, "rest"),
+        (cost.data_s - cost.busy_s, "waiting"),
     ]
-    shown = [f"{format_ms(1e3 * s)} {what}" for s, what in parts if s > 0.01 * cost.total_s]
-    each = f"{samples} samples a rank" if spec.dp > 1 else f"{samples} samples"
-    return f"{each}: {', '.join(shown)}"
+    shown = tuple(
+        words(f"way.{what}", time=format_ms(1e3 * s))
+        for s, what in parts
+        if s > 0.01 * cost.total_s
+    )
+    name = "way.of_a_rank" if spec.dp > 1 else "way.of_all"
+    return words(name, n=str(samples), parts=shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -447,24 +461,23 @@ def advise(found: Found, cluster: Cluster, training: Training) -> ParallelAdvice
     enough = min(n for n, ms in fastest_s.items() if ms < LEAST_GAIN * fastest_s[top])
     plan = found.best[enough]
     gain = fastest_s[enough] / fastest_s.get(asked, math.inf)
-    start = f"You need {enough} GPUs: it does not fit fewer" if enough == fewest > 1 else ""
+    is_needed = enough == fewest > 1
+    start = words("way.needed" if is_needed else "way.use", n=str(enough))
     cause = ""
     if enough == asked:
-        verdict = start or f"Use all {asked} GPUs"
-        if asked > fewest and not start:
-            ratio = fastest_s[fewest] / fastest_s[asked]
-            verdict += f": a step is predicted to be {ratio:.1f}x as fast as on {_gpus(fewest)}"
+        verdict = start if is_needed else words("way.use_all", n=str(asked))
+        if asked > fewest and not is_needed:
+            ratio = f"{fastest_s[fewest] / fastest_s[asked]:.1f}"
+            verdict = words("way.faster", use=verdict, ratio=ratio, fewer=_gpus(fewest))
     else:
         cause = cause_of(found, enough, cluster, training)
-        stay = "Stay on one GPU" if enough == 1 else start or f"Use {enough} GPUs"
-        more = (
-            f"{asked} gain {gain:.2f}x"
-            if asked in fastest_s
-            else f"on {asked} no way of spreading it works"
-        )
-        verdict = f"{stay}; {more}: {cause}"
+        stay = words("way.stay") if enough == 1 else start
+        more = words("way.no_way", n=str(asked))
+        if asked in fastest_s:
+            more = words("way.gain", n=str(asked), ratio=f"{gain:.2f}")
+        verdict = words("way.not_more", stay=stay, more=more, cause=cause)
     return ParallelAdvice(
-        verdict=f"{verdict}.",
+        verdict=words("joint.end", text=verdict),
         ranks=enough,
         asked=asked,
         spec=plan.spec,
@@ -479,7 +492,7 @@ def _step_ms(plan: ParallelPlan) -> float:
 
 
 def _gpus(count: int) -> str:
-    return "one GPU" if count == 1 else f"{count} GPUs"
+    return words("way.one_gpu") if count == 1 else words("way.gpus", n=str(count))
 
 
 def _advise_more(cluster: Cluster, training: Training) -> ParallelAdvice:
@@ -489,9 +502,9 @@ def _advise_more(cluster: Cluster, training: Training) -> ParallelAdvice:
         count *= 2
         found = search_best(part_of(cluster, count), training)
         if found is not None:
-            verdict = f"You need {count} GPUs: on {_gpus(cluster.ranks)} no way fits"
+            about = {"n": str(count), "fewer": _gpus(cluster.ranks), "way": found.spec.label}
             return ParallelAdvice(
-                verdict=f"{verdict}; there {found.spec.label} does.",
+                verdict=words("way.more_needed", **about),
                 ranks=count,
                 asked=cluster.ranks,
                 spec=found.spec,
@@ -500,7 +513,7 @@ def _advise_more(cluster: Cluster, training: Training) -> ParallelAdvice:
         if not training.splits_layers and count > training.batch:
             break
     return ParallelAdvice(
-        verdict=f"No way of spreading it fits, on {_gpus(cluster.ranks)} or more.",
+        verdict=words("way.nothing_fits", gpus=_gpus(cluster.ranks)),
         ranks=None,
         asked=cluster.ranks,
         batch=training.batch,
@@ -523,16 +536,16 @@ def cause_of(found: Found, enough: int, cluster: Cluster, training: Training) ->
     share = format_share(min(1.0, shares[name]))
     samples = training.batch // plan.spec.dp
     link = cluster.link(plan.spec.tp, plan.spec.dp)
-    rate = f"{link.bytes_per_s / 1e9:.1f} GB/s, {link.source.value}"
-    slow = f" over a slow link ({rate})" if link.bytes_per_s < SLOW_BYTES_PER_S else ""
-    causes = {
-        "data": f"the loaders of a host make {training.samples_per_s_of_host:.0f} samples/s, and "
-        f"{share} of the step would wait for them",
-        "bubble": f"{share} of the step is the pipeline's bubble: give it more microbatches",
-        "communication": f"{share} of the step is exposed communication{slow}",
-        "starts": f"the global batch of {training.batch} leaves {samples} samples a rank: too few "
-        "to fill a GPU"
-        if samples <= FEW_SAMPLES
-        else f"the step is too small: {share} of it is the start of operators, on any GPU",
-    }
-    return causes[name]
+    if name == "communication" and link.bytes_per_s < SLOW_BYTES_PER_S:
+        name = "slow_link"
+    elif name == "starts" and samples <= FEW_SAMPLES:
+        name = "few_samples"
+    return words(
+        f"way.cause_{name}",
+        share=share,
+        rate=f"{training.samples_per_s_of_host:.0f}",
+        bandwidth=f"{link.bytes_per_s / 1e9:.1f}",
+        source=link.source.value,
+        batch=str(training.batch),
+        n=str(samples),
+    )

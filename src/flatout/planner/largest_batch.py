@@ -10,6 +10,7 @@ from typing import NamedTuple
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.replay import AllocatorReplay, replay
 from flatout.records.memory_stream import Allocation, MemoryStream, NotSteadyError, repeated
+from flatout.records.messages import words
 from flatout.records.plan import MAX_BATCH, Accumulating, LargestBatch
 
 
@@ -80,10 +81,10 @@ def affine(first: MemoryStream, second: MemoryStream) -> Affine:
     for before, after in pairs:
         slope, rest = divmod(after.size - before.size, step)
         if rest:
-            raise NotAffineError(
-                f"{before.operator or 'an allocation'} has {before.size} bytes at a batch of {one} "
-                f"and {after.size} at {other}: no whole number a sample"
-            )
+            about = {"one": str(one), "bytes": str(before.size), "other": str(other)}
+            name = before.operator or words("plan.an_allocation")
+            why = words("plan.no_whole_bytes", **about, name=name, more=str(after.size))
+            raise NotAffineError(why)
         slopes.append(slope)
         arguments = zip(before.arguments, after.arguments, strict=True)
         growth.append(
@@ -138,7 +139,7 @@ def _grown(allocation: Allocation, slope: int, growth: Growth, more: int) -> All
 
 def _batches(first: MemoryStream, second: MemoryStream) -> tuple[int, int]:
     if first.batch is None or second.batch is None or first.batch == second.batch:
-        raise NotAffineError("two traces with different, known batches are needed")
+        raise NotAffineError(words("plan.two_batches"))
     return first.batch, second.batch
 
 
@@ -146,15 +147,12 @@ def _matched(first: MemoryStream, second: MemoryStream) -> list[tuple[Allocation
     pairs = list(zip(first.allocations, second.allocations, strict=False))
     for number, (one, other) in enumerate(pairs):
         if (one.operator, one.phase, one.step) != (other.operator, other.phase, other.step):
-            raise NotAffineError(
-                f"allocation {number} is of {one.operator or 'setup'} in one trace "
-                f"and of {other.operator or 'setup'} in the other"
-            )
+            of_one, of_other = (each.operator or words("plan.setup") for each in (one, other))
+            why = words("plan.other_operator", n=str(number), one=of_one, other=of_other)
+            raise NotAffineError(why)
     if len(first.allocations) != len(second.allocations):
-        raise NotAffineError(
-            f"one trace has {len(first.allocations)} allocations, the other "
-            f"{len(second.allocations)}"
-        )
+        counts = {"one": str(len(first.allocations)), "other": str(len(second.allocations))}
+        raise NotAffineError(words("plan.other_count", **counts))
     return pairs
 
 

@@ -14,6 +14,7 @@ from flatout.planner.largest_batch import accumulation, largest_steady_batch
 from flatout.planner.replay import AllocatorReplay, replay
 from flatout.records.catalogue import declaring
 from flatout.records.memory_stream import Component, MemoryStream
+from flatout.records.messages import words
 from flatout.records.plan import Accumulating, NumberSource, Rung
 from flatout.records.recipe import Choice
 from flatout.records.technique import Numerics, name_of
@@ -62,17 +63,12 @@ def candidates(ground: DeviceModel) -> list[TracedOption]:
 
 
 def _sharding(ground: DeviceModel) -> list[TracedOption]:
-    words = {
-        1: "optimizer state is spread",
-        2: "optimizer state and gradients are spread",
-        3: "parameters are spread too and fetched twice a step",
-    }
     return [
         TracedOption(
             label=f"zero stage={stage} gpus={ground.gpus} (by hand)",
             change=partial(transforms.sharded, stage=stage, shards=ground.gpus),
             cost=partial(_sharding_cost, stage=stage),
-            why=f"{words[stage]} over {ground.gpus} GPUs; traffic that nothing hides is assumed",
+            why=words(f"plan.sharded_{stage}", n=str(ground.gpus)),
             helps=lambda stream, _: not transforms.holds_shards(stream),
             group="sharding",
         )
@@ -123,7 +119,7 @@ class Setup:
 def ladder(setup: Setup) -> tuple[Rung, ...]:
     """Return the step as it is and every way that saves memory."""
     base = _played(setup, setup.stream, None)
-    as_is = _rung(setup, (), base, base, why="the script as it is")
+    as_is = _rung(setup, (), base, base, why=words("plan.as_it_is"))
     options = [
         option
         for option in candidates(setup.ground)
@@ -204,7 +200,7 @@ def _together(
         found = _played(setup, _changed(setup.stream, chosen), *chosen)
         cost = 1 + sum(one.cost(setup.stream, setup.ground) - 1 for one in chosen)
         labels = tuple(one.label for one in chosen)
-        latest = [_rung(setup, labels, found, base, ratio=cost, why="all of them together")]
+        latest = [_rung(setup, labels, found, base, ratio=cost, why=words("plan.all_together"))]
         if found.fits:
             break
     return latest
@@ -226,7 +222,7 @@ def _smaller_batches(setup: Setup, base: AllocatorReplay) -> Iterator[Rung]:
         if found.fits:
             break
     label = f"batch={split.micro_batch} accumulate={split.steps} (by hand)"
-    why = "the same samples a step; smaller kernels may be slower, which is not counted"
+    why = words("plan.split")
     yield _rung(setup, (label,), found, base, why=why)
     for kind in declaring("memory_options"):
         for option in kind.memory_options():

@@ -30,6 +30,7 @@ from flatout.records.files import module_command, with_boot
 from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_json
 from flatout.records.json_records import to_plain
 from flatout.records.memory_stream import MemoryStream, stream_from_json
+from flatout.records.messages import words
 from flatout.records.trial import Workload
 
 CHILD = "flatout.planner.tracing.child"
@@ -118,7 +119,7 @@ class _Process:
             # A device that is not there is torch's inner business: fall back instead of giving up.
             reply = self.ask(replace(request, device="cpu"))
             if reply is not None and "stream" in reply:
-                note = "the process died with a CUDA device that is not there: traced on the host"
+                note = words("traced.died")
                 stream = self.read(reply)
                 return replace(stream, notes=(*stream.notes, note))
         if reply is None:

@@ -61,17 +61,23 @@ def describe_exhaustion(noted: Mapping[str, Any]) -> str:
     'in forward of step 3; gradients grew by 512.0 MiB since the step before; held were parameters \
 1.00 GiB, gradients 512.0 MiB'
     """
+    # Here: the training's process, which asks whether memory ran out, may lack what reads messages.
+    from flatout.records.messages import joined, named, words
+
     components = noted["components"]
     before = noted.get("before") or {}
     growth = {name: size - before.get(name, 0) for name, size in components.items()}
     name = max(growth, key=lambda each: growth[each], default="")
-    where = f"in {noted['phase']} of step {noted['step']}"
-    held = ", ".join(
-        f"{each} {format_bytes(size)}"
-        for each, size in sorted(components.items(), key=lambda item: -item[1])
+    where = words("exhaustion.where", phase=named("phase", noted["phase"]), n=str(noted["step"]))
+    sizes = sorted(components.items(), key=lambda item: -item[1])
+    held = tuple(
+        words("exhaustion.part", name=named("component", each), size=format_bytes(size))
+        for each, size in sizes
         if size
     )
-    if not name or growth[name] <= 0:
-        return f"{where}; held were {held}" if held else where
-    since = "since the step before" if before else "since the start"
-    return f"{where}; {name} grew by {format_bytes(growth[name])} {since}; held were {held}"
+    said = [words("exhaustion.held", parts=held)] if held else []
+    if name and growth[name] > 0:
+        grew = "exhaustion.grew" if before else "exhaustion.grew_from_start"
+        size = format_bytes(growth[name])
+        said.insert(0, words(grew, name=named("component", name), size=size))
+    return joined(where, *said)

@@ -7,11 +7,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flatout.records.finding import BAD, OK, WARN, Check
+from flatout.records.finding import BAD, WARN, Check
 from flatout.records.machine import Machine, Stack
+from flatout.records.messages import ENGLISH, Sentence, messages, words
 from flatout.records.technique import EarlierResult, Technique
 from flatout.records.units import format_ratio
-from flatout.reporting.tables import Column, ascii_only, labelled, table, wrapped
+from flatout.reporting.blocks import safe
+from flatout.reporting.tables import Column, ascii_only, labelled, padded, table, wrapped
 from flatout.reporting.templates import render
 
 DEVICES = {
@@ -39,29 +41,37 @@ def run_command(stack: Stack) -> str:
     )
 
 
-MARKS = {OK: "ok  ", WARN: "warn", BAD: "BAD "}
+MARK_WIDTH = 4
 
 
-def render_doctor(machine: Machine, checks: Sequence[Check], *, width: int = 80) -> str:
+def render_doctor(
+    machine: Machine, checks: Sequence[Check], *, width: int = 80, language: str = ENGLISH
+) -> str:
     """Return the report: the answer, every check with what to do, what to type next."""
-    lines = [*wrapped(_headline(machine, checks), width), ""]
+    say = messages(language)
+    lines = [*wrapped(say.text(_headline(machine, checks)), width), ""]
     for check in checks:
-        lines += labelled(MARKS[check.status], check.what, width)
-        for text in (check.why, f"do: {check.next}" if check.next else ""):
-            lines += wrapped(text, width, indent=" " * 6)
-    lines += ["", "next  flatout measure train.py"]
-    return ascii_only("\n".join(lines)) + "\n"
+        mark = padded(say(f"doctor.mark_{check.status}"), MARK_WIDTH)
+        lines += labelled(mark, say.text(check.what), width)
+        advice = words("doctor.do", next=check.next) if check.next else ""
+        for text in (check.why, advice):
+            lines += wrapped(say.text(text), width, indent=" " * (MARK_WIDTH + 2))
+    lines += ["", f"{say('label.next')}  flatout measure train.py"]
+    return safe("\n".join(lines), say) + "\n"
 
 
-def _headline(machine: Machine, checks: Sequence[Check]) -> str:
-    where = f"A training script finds {machine.device.name} ({machine.device.kind})"
+def _headline(machine: Machine, checks: Sequence[Check]) -> Sentence:
     bad = sum(check.status == BAD for check in checks)
     warned = sum(check.status == WARN for check in checks)
-    if bad:
-        return f"{where}; {bad} of {len(checks)} checks must be mended first, {warned} may cost."
-    if warned:
-        return f"{where}; it works, and {warned} of {len(checks)} checks may cost speed."
-    return f"{where}; all {len(checks)} checks are well."
+    name = "bad" if bad else "warn" if warned else "ok"
+    return words(
+        f"doctor.headline_{name}",
+        device=machine.device.name,
+        kind=machine.device.kind,
+        bad=str(bad),
+        warned=str(warned),
+        n=str(len(checks)),
+    )
 
 
 def render_history(results: Sequence[EarlierResult], path: Path, *, width: int = 80) -> str:

@@ -35,7 +35,7 @@ def render_pack(packed: Mapping[str, Any], *, width: int = 80, language: str = E
     for name, text in facts.items():
         lines += labelled(padded(say(f"pack.{name}"), size), say.text(text), width)
         for item in items.get(name, ()):
-            lines += wrapped(item, width, indent=" " * 10)
+            lines += wrapped(say.text(item), width, indent=" " * 10)
     command = f'data = flatout.data.open("{packed["folder"]}")'
     return _lines([*lines, "", *labelled(say("label.next"), command, width)], say)
 
@@ -55,7 +55,7 @@ def render_check(checked: Mapping[str, Any], *, width: int = 80, language: str =
     problems = _count(checked["num_problems"], "problem")
     lines = wrapped(say.text(words("pack.unsound", where=where, problems=problems)), width)
     for item in checked["problems"]:
-        lines += wrapped(item, width, indent=" " * 10)
+        lines += wrapped(say.text(item), width, indent=" " * 10)
     return _lines([*lines, "", *labelled(say("label.next"), say("pack.again"), width)], say)
 
 

@@ -5,6 +5,7 @@ The same rows serve the terminal and the page.
 
 from collections.abc import Mapping, Sequence
 
+from flatout.records.messages import Messages, Text, words
 from flatout.records.parallel import ParallelSpec, spec_to_toml
 from flatout.records.plan import NumberSource, ParallelPlan, Plan
 from flatout.records.units import format_bytes, format_ms, format_share
@@ -12,40 +13,30 @@ from flatout.reporting.tables import NOTHING, Column, table, wrapped
 
 MOST_WAYS = 6
 MOST_REJECTED = 12
-COLUMNS = (
-    Column("spread as"),
-    Column("step", is_number=True),
-    Column("fullest GPU", is_number=True),
-    Column("exchange", is_number=True),
-    Column("bubble", is_number=True),
-    Column("time known by"),
-)
-KNOWN_BY = {
-    NumberSource.TRACED: "traced",
-    NumberSource.SIMULATED: "simulated",
-    NumberSource.CALIBRATED: "calibrated",
-    NumberSource.ASSUMED: "assumed",
-}
+COLUMNS = ("spread_as", "step", "fullest", "exchange", "bubble", "time_known_by")
+TEXTS = ("spread_as", "time_known_by")
+"""Columns that hold no numbers."""
 
 
-def advice_lines(plan: Plan, width: int) -> list[str]:
+def advice_lines(plan: Plan, say: Messages, width: int) -> list[str]:
     """Return the verdict, the ways that fit, and the rejected ones; nothing for one GPU."""
     advice = plan.advice
     if advice is None:
         return []
-    lines = [*wrapped(advice.verdict, width), ""]
+    lines = [*wrapped(say.text(advice.verdict), width), ""]
     rows = way_rows(plan.parallel, MOST_WAYS)
     if rows:
-        lines += [*table(COLUMNS, rows), ""]
+        columns = [Column(say(f"way.column_{n}"), is_number=n not in TEXTS) for n in COLUMNS]
+        lines += [*table(columns, [[say.text(cell) for cell in row] for row in rows]), ""]
     if advice.batch:
-        kept = f"The batch of a step stays {advice.batch} samples over all GPUs."
-        lines += [*wrapped(f"{kept} {why_words(plan)}".strip(), width), ""]
+        kept = say("way.batch_stays", batch=advice.batch)
+        lines += [*wrapped(f"{kept} {say.text(why_words(plan))}".strip(), width), ""]
     for line in rejected_lines(plan.parallel):
-        lines += wrapped(line, width)
+        lines += wrapped(say.text(line), width)
     return lines if lines[-1] == "" else [*lines, ""]
 
 
-def way_rows(plans: Sequence[ParallelPlan], most: int) -> list[tuple[str, ...]]:
+def way_rows(plans: Sequence[ParallelPlan], most: int) -> list[tuple[Text, ...]]:
     """Return spec, step, memory, exchange, bubble and source of the fastest ways that fit."""
     fitting = [plan for plan in plans if plan.fits and plan.step_ms is not None]
     return [
@@ -55,10 +46,16 @@ def way_rows(plans: Sequence[ParallelPlan], most: int) -> list[tuple[str, ...]]:
             format_bytes(int(plan.peak_bytes.value)) if plan.peak_bytes else NOTHING,
             _share(plan, "communication"),
             _share(plan, "bubble"),
-            KNOWN_BY[plan.step_ms.source] if plan.step_ms else NOTHING,
+            _known_by(plan.step_ms.source) if plan.step_ms else NOTHING,
         )
         for plan in fitting[:most]
     ]
+
+
+def _known_by(source: NumberSource) -> Text:
+    """Return how a time is known: by a profile, of whichever GPU, it is calibrated."""
+    calibrated = source is NumberSource.CALIBRATED
+    return words("known_by.profile" if calibrated else f"known_by.{source.value}")
 
 
 def _share(plan: ParallelPlan, name: str) -> str:
@@ -66,33 +63,38 @@ def _share(plan: ParallelPlan, name: str) -> str:
     return format_share(min(1.0, found.value)) if found is not None else NOTHING
 
 
-def why_words(plan: Plan) -> str:
+def why_words(plan: Plan) -> Text:
     """Say where the time of the fastest way goes."""
     first = next((one for one in plan.parallel if one.fits), None)
-    return f"{first.spec.label}: {first.why}." if first else ""
+    return words("way.why", way=first.spec.label, why=first.why) if first else ""
 
 
-def rejected_lines(plans: Sequence[ParallelPlan]) -> list[str]:
+def rejected_lines(plans: Sequence[ParallelPlan]) -> list[Text]:
     """Return a line for each rejected way; those that are too many are counted."""
     rejected = [plan for plan in plans if not plan.fits]
-    lines = [f"rejected  {plan.spec.label}: {plan.why}" for plan in rejected[:MOST_REJECTED]]
+    lines: list[Text] = [
+        words("way.rejected", way=plan.spec.label, why=plan.why)
+        for plan in rejected[:MOST_REJECTED]
+    ]
     if len(rejected) > MOST_REJECTED:
-        lines.append(f"rejected  {len(rejected) - MOST_REJECTED} more; --json has them all")
+        lines.append(words("way.more_rejected", n=str(len(rejected) - MOST_REJECTED)))
     return lines
 
 
-def spread_command(plan: Plan, words: str) -> str | None:
+def spread_command(plan: Plan, workload: str) -> str | None:
     """Return the command that trains as advised; None where there is nothing to spread."""
     advice = plan.advice
-    if advice is None or advice.spec is None or advice.ranks in (None, 1) or words[:3] == "hf:":
+    if advice is None or advice.spec is None or advice.ranks in (None, 1):
+        return None
+    if workload.startswith("hf:"):
         return None
     spec = advice.spec
-    if ".py:" in words:
-        return f"flatout run --with recipe.toml {words}, with {recipe_words(spec)} in it"
+    if ".py:" in workload:
+        return f"flatout run --with recipe.toml {workload}, with {recipe_words(spec)} in it"
     hosts = int(plan.environment.get("hosts", 1)) if advice.ranks == advice.asked else 1
     many = f" --hosts {hosts} --rendezvous HOST:PORT" if hosts > 1 else ""
     zero = f" --zero {spec.zero}" if spec.zero else ""
-    return f"flatout run --gpus {spec.world_size // hosts}{many}{zero} {words}"
+    return f"flatout run --gpus {spec.world_size // hosts}{many}{zero} {workload}"
 
 
 def recipe_words(spec: ParallelSpec) -> str:

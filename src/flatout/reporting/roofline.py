@@ -6,18 +6,28 @@ powers.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flatout.records.messages import (
+    ENGLISH,
+    Messages,
+    Sentence,
+    Text,
+    joined,
+    messages,
+    times,
+    words,
+)
 from flatout.records.roofline import Product, ProductAdvice, Roofline
-from flatout.records.units import format_bytes, format_ms, format_rate, format_ratio, format_share
-from flatout.reporting.blocks import escaped, fenced
+from flatout.records.units import format_bytes, format_ms, format_rate, format_share
+from flatout.reporting.blocks import escaped, fenced, safe
 from flatout.reporting.tables import (
     NOTHING,
     Column,
-    ascii_only,
+    display_width,
     format_flops,
     labelled,
+    padded,
     table,
     wrapped,
 )
@@ -43,108 +53,129 @@ CHANNELS = "channels "
 UNITS = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6))
 
 
-def headline(found: Roofline) -> str:
+def headline(found: Roofline) -> Sentence:
     """Return the answer in one sentence or two."""
     ceilings = found.ceilings
     if not found.workload:
         fastest = max(ceilings.gemm_flops_per_s, key=lambda name: ceilings.gemm_flops_per_s[name])
         rate = format_flops(ceilings.gemm_flops_per_s[fastest])
         memory = format_bytes(ceilings.memory_bytes_per_s)
-        return (
-            f"{ceilings.device_name} does {rate}/s in {fastest} and moves {memory}/s: below "
-            f"{format_rate(ceilings.ridge(fastest))} operations a byte its memory decides."
+        return words(
+            "roofline.of_device",
+            device=ceilings.device_name,
+            rate=rate,
+            dtype=fastest,
+            memory=memory,
+            ridge=format_rate(ceilings.ridge(fastest)),
         )
     if not found.products:
-        return f"{found.workload} multiplies no matrices."
+        return words("roofline.no_matrices", workload=found.workload)
     if not any(product.ms for product in found.products):
-        return f"{len(found.products)} distinct products were seen, and none could be timed."
+        return words("roofline.none_timed", n=str(len(found.products)))
     step_ms = found.step_ms or 0.0
     share = found.products_ms / step_ms if step_ms else 0.0
     gain = found.recoverable_ms / step_ms if step_ms else 0.0
-    text = f"Matrix products are {format_share(share)} of the step of {format_ms(step_ms)}"
-    if gain < LITTLE:
-        return f"{text}; they run at the roof: leave them."
-    return f"{text}; at the roof they would give {format_ms(found.recoverable_ms)} of it back."
+    return words(
+        "roofline.at_roof" if gain < LITTLE else "roofline.below_roof",
+        share=format_share(share),
+        time=format_ms(step_ms),
+        gain=format_ms(found.recoverable_ms),
+    )
 
 
-def facts(found: Roofline) -> list[tuple[str, str]]:
-    """Return the ceilings of the device, label and words."""
+def facts(found: Roofline) -> list[tuple[str, Text]]:
+    """Return the ceilings of the device: the name of the label, and the words."""
     ceilings = found.ceilings
-    where = f"{ceilings.threads} threads" if ceilings.device_kind == "cpu" else ""
-    where = f"{ceilings.processors} processors" if ceilings.processors else where
-    peaks = ", ".join(
-        f"{dtype} {format_flops(rate)}/s (ridge {format_rate(ceilings.ridge(dtype))} FLOP/B)"
+    what: list[Text] = [ceilings.device_kind]
+    if ceilings.processors:
+        what.append(words("roofline.processors", n=str(ceilings.processors)))
+    elif ceilings.device_kind == "cpu":
+        what.append(words("roofline.threads", n=str(ceilings.threads)))
+    peaks = tuple(
+        words(
+            "roofline.peak",
+            dtype=dtype,
+            rate=format_flops(rate),
+            ridge=format_rate(ceilings.ridge(dtype)),
+        )
         for dtype, rate in ceilings.gemm_flops_per_s.items()
     )
-    copy, triad = ceilings.copy_bytes_per_s, ceilings.triad_bytes_per_s
-    rows = [
-        (
-            "device",
-            f"{ceilings.device_name} ({', '.join(filter(None, [ceilings.device_kind, where]))})",
-        ),
+    copy, triad = map(format_bytes, (ceilings.copy_bytes_per_s, ceilings.triad_bytes_per_s))
+    rows: list[tuple[str, Text]] = [
+        ("device", words("roofline.device", name=ceilings.device_name, what=tuple(what))),
         ("products", peaks),
-        ("memory", f"copy {format_bytes(copy)}/s, triad {format_bytes(triad)}/s"),
+        ("memory", words("roofline.memory", copy=copy, triad=triad)),
     ]
     if ceilings.to_device_bytes_per_s and ceilings.from_device_bytes_per_s:
         there = format_bytes(ceilings.to_device_bytes_per_s)
         back = format_bytes(ceilings.from_device_bytes_per_s)
-        rows.append(("host", f"{there}/s to the device, {back}/s back, pinned"))
-    rows += [("not known", f"{dtype}: {why}") for dtype, why in ceilings.missing.items()]
+        rows.append(("host", words("roofline.host", there=there, back=back)))
+    for dtype, why in ceilings.missing.items():
+        rows.append(("not_known", words("joint.because", one=dtype, other=why)))
     if not ceilings.is_sound:
-        rows.append(("trust", "others used the cores while this was measured: all rates too low"))
+        rows.append(("trust", words("roofline.unsound")))
     return rows
 
 
-def columns(found: Roofline) -> tuple[str, ...]:
+def columns(found: Roofline) -> tuple[Text, ...]:
     """Return the titles of the table; sizes are rows, columns and what is summed over."""
     unit, _ = _unit(found)
-    titles = ("product", "role", "as", "n", "FLOP/B", unit, "roof", "align", "step", "to gain")
-    return (*titles, "tiles", "waves") if found.ceilings.processors else titles
+    first = ("product", "role", "as", "n", "intensity")
+    last = ["roof", "align", "step", "gain"]
+    last += ["tiles", "waves"] if found.ceilings.processors else []
+    titles = [words(f"roofline.column_{name}") for name in (*first, *last)]
+    return (*titles[: len(first)], unit, *titles[len(first) :])
 
 
-def rows(found: Roofline) -> list[tuple[str, ...]]:
+def rows(found: Roofline) -> list[tuple[Text, ...]]:
     """Return the table's rows, the largest part of the step first."""
     return [_row(product, found) for product in found.products[:MOST_ROWS]]
 
 
-def wide_columns(found: Roofline) -> tuple[str, ...]:
+def wide_columns(found: Roofline) -> tuple[Text, ...]:
     """Return the titles where there is room: with the operations of one call."""
     what, *others = columns(found)
     return (what, "FLOP", *others)
 
 
-def wide_rows(found: Roofline) -> list[tuple[str, ...]]:
+def wide_rows(found: Roofline) -> list[tuple[Text, ...]]:
     """Return the rows that go with them."""
     shown = zip(found.products, rows(found), strict=False)
     return [(what, format_flops(product.flops), *others) for product, (what, *others) in shown]
 
 
-def beside(found: Roofline) -> list[str]:
+def beside(found: Roofline) -> list[Text]:
     """Return sentences on what the table does not show."""
-    told = []
+    told: list[Text] = []
     if others := found.products[MOST_ROWS:]:
         spent_ms = sum(product.step_ms or 0.0 for product in others)
-        told.append(
-            f"{len(others)} smaller products: {format_ms(spent_ms)} of the step; --json has them"
-        )
+        told.append(words("roofline.smaller", n=str(len(others)), time=format_ms(spent_ms)))
     if found.attention_flops:
         flops = format_flops(found.attention_flops)
-        told.append(f"fused attention: {flops} a step, its products not told apart")
+        told.append(words("roofline.attention", flops=flops))
     return told
 
 
-def advice_words(advice: ProductAdvice, found: Roofline) -> str:
+def advice_words(advice: ProductAdvice, found: Roofline) -> Sentence:
     """Return one piece of advice with its foreseen and its measured gain."""
-    names = f"{len(advice.products)} product{'' if len(advice.products) == 1 else 's'}"
-    text = f"{advice.what}: {names}, {format_ratio(advice.predicted_ratio)} foreseen"
+    count = len(advice.products)
+    text = words(
+        "roofline.foreseen",
+        what=advice.what,
+        products=words(f"roofline.{'product' if count == 1 else 'products'}", n=str(count)),
+        ratio=times(advice.predicted_ratio),
+    )
     if advice.measured_ratio is None or advice.saved_ms is None:
-        return f"{text}, not measured"
-    text = f"{text}, {format_ratio(advice.measured_ratio)} measured alone"
+        return words("roofline.not_measured", text=text)
+    text = words("roofline.measured", text=text, ratio=times(advice.measured_ratio))
     if advice.measured_ratio < LEAST_GAIN:
-        return f"{text}: leave it"
-    unit = " for the same samples" if advice.kind == "batch" else ""
-    share = f" ({format_share(advice.saved_ms / found.step_ms)})" if found.step_ms else ""
-    return f"{text}: {format_ms(advice.saved_ms)} of a step{share}{unit}"
+        return words("roofline.leave", text=text)
+    saved: Text = words("roofline.saved", time=format_ms(advice.saved_ms))
+    if found.step_ms:
+        share = format_share(advice.saved_ms / found.step_ms)
+        saved = words("gpu.reason", name=saved, share=share)
+    name = "roofline.gains_samples" if advice.kind == "batch" else "roofline.gains"
+    return words(name, text=text, saved=saved)
 
 
 def next_command(found: Roofline) -> str:
@@ -154,7 +185,7 @@ def next_command(found: Roofline) -> str:
     return f"flatout tune {found.workload}"
 
 
-def size_words(product: Product) -> str:
+def size_words(product: Product) -> Text:
     """Return the sizes of a product.
 
     >>> from dataclasses import replace
@@ -164,17 +195,18 @@ def size_words(product: Product) -> str:
     ('2x3x4', '8 of 2x3x4')
     """
     sizes = f"{product.m}x{product.n}x{product.k}"
-    return sizes if product.batch == 1 else f"{product.batch} of {sizes}"
+    return sizes if product.batch == 1 else words("roofline.of", n=str(product.batch), sizes=sizes)
 
 
-def _row(product: Product, found: Roofline) -> tuple[str, ...]:
+def _row(product: Product, found: Roofline) -> tuple[Text, ...]:
     ceilings = found.ceilings
     _, unit = _unit(found)
     roof = ceilings.reachable(product.dtype, product.intensity)
     share, gain = found.share(product), product.recoverable_ms(ceilings)
     is_conv = product.operator.startswith("convolution")
-    cells = [
-        f"{size_words(product)}{' conv' if is_conv else ''}",
+    sizes = size_words(product)
+    cells: list[Text] = [
+        words("roofline.convolution", sizes=sizes) if is_conv else sizes,
         SHORT.get(product.role, product.role),
         f"{SHORT.get(product.dtype, product.dtype)} {product.layout.removeprefix(CHANNELS)}",
         f"{product.count:g}",
@@ -244,8 +276,9 @@ class Scale:
         return round(HEIGHT - BOTTOM - height * _part(rate, self.low_y, self.high_y), 1)
 
 
-def roofline_svg(found: Roofline) -> str:
+def roofline_svg(found: Roofline, language: str = ENGLISH) -> str:
     """Return the plot as one SVG file: it needs no script, no font and no network."""
+    say = messages(language)
     dots = [product for product in found.products if product.flops_per_s]
     scale = _scale(found, dots)
     return render(
@@ -257,10 +290,11 @@ def roofline_svg(found: Roofline) -> str:
             "right": WIDTH - RIGHT,
             "top": TOP,
             "bottom": HEIGHT - BOTTOM,
-            "title": headline(found),
-            "description": _description(found, dots),
+            "say": say,
+            "title": say.text(headline(found)),
+            "description": say.text(_description(found, dots)),
             "roofs": _roofs(found, scale),
-            "dots": [_dot(product, found, scale) for product in dots],
+            "dots": [_dot(product, found, scale, say) for product in dots],
             "x_ticks": [
                 (scale.x(value), f"{value:g}") for value in _powers(scale.low_x, scale.high_x)
             ],
@@ -299,11 +333,12 @@ def _roofs(found: Roofline, scale: Scale) -> list[Roof]:
     return roofs
 
 
-def _dot(product: Product, found: Roofline, scale: Scale) -> Dot:
+def _dot(product: Product, found: Roofline, scale: Scale, say: Messages) -> Dot:
     share = min(found.share(product) or 0.0, 1.0)
     radius = max(LEAST_RADIUS, MOST_RADIUS * math.sqrt(share))
     rate = product.flops_per_s or 0.0
-    told = f"{size_words(product)} {product.role} {product.dtype}: {format_flops(rate)}/s"
+    sizes = say.text(size_words(product))
+    told = f"{sizes} {product.role} {product.dtype}: {format_flops(rate)}/s"
     return Dot(
         x=scale.x(product.intensity),
         y=scale.y(rate),
@@ -327,62 +362,66 @@ def _powers(low: float, high: float) -> list[float]:
     return [10.0**power for power in range(first, last + 1)]
 
 
-def _description(found: Roofline, dots: list[Product]) -> str:
+def _description(found: Roofline, dots: list[Product]) -> Sentence:
     """Return the plot in words, for those who do not see it."""
     roofs = [
-        f"{dtype} {format_flops(rate)} a second from {found.ceilings.ridge(dtype):.3g} "
-        "operations a byte"
+        words(
+            "roofline.roof",
+            dtype=dtype,
+            rate=format_flops(rate),
+            ridge=f"{found.ceilings.ridge(dtype):.3g}",
+        )
         for dtype, rate in found.ceilings.gemm_flops_per_s.items()
     ]
-    return f"Roofs: {'; '.join(roofs)}. {len(dots)} products below them."
+    return words("roofline.description", roofs=joined(*roofs), n=str(len(dots)))
 
 
-LABEL_WIDTH = 9
+LABELS = ("device", "products", "memory", "host", "not_known", "trust")
 NUMBERS_FROM = 3
 """The first column of the table that holds numbers."""
 
 
-def render_roofline(found: Roofline, *, width: int = 80) -> str:
+def render_roofline(found: Roofline, *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the report: the answer, the ceilings, the products, what to change, what to type."""
-    lines = [*wrapped(headline(found), width), ""]
-    for label, text in facts(found):
-        lines += labelled(label.ljust(LABEL_WIDTH), text, width)
+    say = messages(language)
+    widest = max(display_width(say(f"roofline.label_{label}")) for label in LABELS)
+    lines = [*wrapped(say.text(headline(found)), width), ""]
+    for name, text in facts(found):
+        lines += labelled(padded(say(f"roofline.label_{name}"), widest), say.text(text), width)
     if found.products:
-        lines += ["", *_products(found)]
+        lines += ["", *_products(found, say)]
     for text in beside(found):
-        lines += wrapped(text, width)
+        lines += wrapped(say.text(text), width)
     told = [advice_words(advice, found) for advice in found.advice]
-    lines += _listed("what would change it", told, width)
-    lines += _listed("to know", found.notes, width)
-    lines += ["", *labelled("next", next_command(found), width)]
-    return ascii_only("\n".join(lines)) + "\n"
+    for title, texts in (("advice", told), ("notes", found.notes)):
+        lines += ["", say(f"roofline.title_{title}")] if texts else []
+        for text in texts:
+            lines += wrapped(say.text(text), width, indent="- ", hanging="  ")
+    lines += ["", *labelled(say("label.next"), next_command(found), width)]
+    return safe("\n".join(lines), say) + "\n"
 
 
-def _listed(title: str, texts: Sequence[str], width: int) -> list[str]:
-    lines = ["", title] if texts else []
-    for text in texts:
-        lines += wrapped(text, width, indent="- ", hanging="  ")
-    return lines
-
-
-def _products(found: Roofline) -> list[str]:
+def _products(found: Roofline, say: Messages) -> list[str]:
     titles = [
-        Column(title, is_number=number >= NUMBERS_FROM)
+        Column(say.text(title), is_number=number >= NUMBERS_FROM)
         for number, title in enumerate(columns(found))
     ]
-    return table(titles, rows(found))
+    return table(titles, [[say.text(cell) for cell in row] for row in rows(found)])
 
 
-def roofline_markdown(found: Roofline) -> str:
+def roofline_markdown(found: Roofline, language: str = ENGLISH) -> str:
     """Return the report: the answer, the ceilings, the products, what to change, what to type."""
-    lines = [f"# {escaped(headline(found))}", ""]
-    lines += [f"- {label}: {escaped(text)}" for label, text in facts(found)]
+    say = messages(language)
+    lines = [f"# {escaped(say.text(headline(found)))}", ""]
+    for name, text in facts(found):
+        lines.append(f"- {say(f'roofline.label_{name}')}: {escaped(say.text(text))}")
     if found.products:
-        titles = wide_columns(found)
+        titles = [say.text(title) for title in wide_columns(found)]
         rule = ["---", "--:", *["---"] * 2, *["--:"] * (len(titles) - 4)]
-        body = [[escaped(cell) for cell in row] for row in wide_rows(found)]
+        body = [[escaped(say.text(cell)) for cell in row] for row in wide_rows(found)]
         lines += ["", *(f"| {' | '.join(cells)} |" for cells in (titles, rule, *body)), ""]
     told = [advice_words(advice, found) for advice in found.advice]
-    lines += [f"- {escaped(text)}" for text in (*beside(found), *told, *found.notes)]
-    lines += ["", "Next:", "", *fenced(next_command(found), "sh")]
-    return ascii_only("\n".join(lines)) + "\n"
+    points = (*beside(found), *told, *found.notes)
+    lines += [f"- {escaped(say.text(text))}" for text in points]
+    lines += ["", say("roofline.next"), "", *fenced(next_command(found), "sh")]
+    return safe("\n".join(lines), say) + "\n"

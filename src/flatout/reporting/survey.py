@@ -1,9 +1,9 @@
 """The report of `survey`: the article's table, with what was measured next to it."""
 
 from flatout.records.ablation import Survey, SurveyRow
-from flatout.records.messages import ENGLISH, Sentence, Text, messages, words, written
+from flatout.records.messages import ENGLISH, Sentence, Text, interval_of, messages, words, written
 from flatout.records.technique import Numerics
-from flatout.records.units import format_duration, format_interval, format_ratio
+from flatout.records.units import format_duration, format_ratio
 from flatout.reporting.blocks import UNKNOWN, Block, Facts, Next, Table, safe, terminal_lines
 from flatout.reporting.tuning.verdict import STOPPED
 
@@ -73,7 +73,7 @@ def _row(row: SurveyRow) -> tuple[Text, ...]:
     return (
         words(f"method.{row.method}"),
         format_ratio(pair.ratio) if pair else UNKNOWN,
-        format_interval(*pair.interval) if pair else UNKNOWN,
+        interval_of(pair.interval) if pair else UNKNOWN,
         _says(row.faster),
         format_ratio(row.peak_ratio) if row.peak_ratio else UNKNOWN,
         _says(row.smaller),

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 from flatout.records.live import LiveGpu, LiveHost, LiveJob, LiveTrainer, LiveView
+from flatout.records.messages import ENGLISH, Messages, Text, messages, named, words
 from flatout.records.units import (
     format_bytes,
     format_duration,
@@ -12,81 +14,110 @@ from flatout.records.units import (
     format_rate,
     format_share,
 )
-from flatout.reporting.tables import Column, ascii_only, labelled, table
+from flatout.reporting.blocks import safe
+from flatout.reporting.profile.sentences import unseen
+from flatout.reporting.tables import Column, display_width, labelled, padded, table
 
-LABEL_WIDTH = 9
+LABELS = ("job", "folder", "speed", "data_wait", "busy", "memory", "loss", "host", "note")
 BAR_WIDTH = 20
 MAX_RANKS = 8
 """Rows for training processes: one machine's devices."""
 UNKNOWN = "n/a"
 
 
-def render_watch(view: LiveView, *, width: int = 80) -> str:
+def render_watch(view: LiveView, *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the view: the job, the GPUs, the host, and what is missing."""
+    say = messages(language)
+    shown = _Shown(say=say, width=width)
     lines = [f"flatout watch  {view.at}"]
     if view.job is not None:
-        lines += ["", *_job(view.job, width)]
+        lines += ["", *_job(view.job, shown)]
     if view.gpus:
-        lines += ["", *_gpus(view.gpus)]
-    lines += ["", *_labelled("host", ", ".join(_host(view.host)), width)]
+        lines += ["", *_gpus(view.gpus, say)]
+    lines += ["", *shown.labelled("host", tuple(_host(view.host)))]
     for note in view.notes:
-        lines += _labelled("note", note, width)
-    return ascii_only("\n".join(lines)) + "\n"
+        lines += shown.labelled("note", note)
+    return safe("\n".join(lines), say) + "\n"
 
 
-def _job(job: LiveJob, width: int) -> Iterator[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """How labels and texts become lines."""
+
+    say: Messages
+    width: int
+
+    def label(self, name: str) -> str:
+        """Return a label as wide as the widest."""
+        widest = max(display_width(self.say(f"watch.label_{label}")) for label in LABELS)
+        return padded(self.say(f"watch.label_{name}"), widest)
+
+    def labelled(self, name: str, text: Text) -> list[str]:
+        """Return a text with its label."""
+        return labelled(self.label(name), self.say.text(text), self.width)
+
+    def bar(self, name: str, share: float) -> str:
+        """Return a share as a bar."""
+        filled = "#" * round(min(1.0, share) * BAR_WIDTH)
+        return f"{self.label(name)}  {format_share(share).rjust(5)}  {filled}"
+
+
+def _job(job: LiveJob, shown: _Shown) -> Iterator[str]:
     age = min((trainer.age_s for trainer in job.trainers), default=0.0)
-    state = f"{job.state}, last step {format_duration(age)} ago" if age > 5 else job.state
-    what = f"{job.workload} ({job.kind}, {format_duration(job.elapsed_s)}): {state}"
-    yield from _labelled("job", what, width)
-    yield from _labelled("folder", job.folder, width)
+    state = named("watch_state", job.state)
+    if age > 5:
+        state = words("watch.last_step", state=state, age=format_duration(age))
+    took = format_duration(job.elapsed_s)
+    about = {"workload": job.workload, "kind": job.kind, "time": took, "state": state}
+    yield from shown.labelled("job", words("watch.job", **about))
+    yield from shown.labelled("folder", job.folder)
     if not job.trainers:
         return
     first = job.trainers[0]
-    yield from _labelled("speed", ", ".join(_speed(job, first)), width)
-    for label, name in (("data wait", "data_wait"), ("busy", "busy")):
+    yield from shown.labelled("speed", tuple(_speed(job, first)))
+    for name in ("data_wait", "busy"):
         shares = [share for t in job.trainers if (share := _share(t, name)) is not None]
         if shares:
-            yield _bar(label, fmean(shares))
-    yield from _labelled("memory", _memory(job.trainers), width)
-    yield from _labelled("loss", _loss(first), width)
+            yield shown.bar(name, fmean(shares))
+    yield from shown.labelled("memory", _memory(job.trainers))
+    yield from shown.labelled("loss", _loss(first))
     if len(job.trainers) > 1:
-        yield from _ranks(job.trainers)
+        yield from _ranks(job.trainers, shown.say)
 
 
-def _speed(job: LiveJob, first: LiveTrainer) -> Iterator[str]:
-    yield f"step {first.step}"
+def _speed(job: LiveJob, first: LiveTrainer) -> Iterator[Text]:
+    yield words("watch.step", n=str(first.step))
     if first.step_ms is not None:
-        yield f"{format_ms(first.step_ms)} a step"
+        yield words("watch.step_time", time=format_ms(first.step_ms))
     rate = job.samples_per_s
-    yield f"{format_rate(rate)} samples/s" if rate is not None else "samples/s not known"
+    if rate is None:
+        yield words("watch.no_rate")
+    else:
+        yield words("unit.samples_per_s", value=format_rate(rate))
 
 
 def _share(trainer: LiveTrainer, name: str) -> float | None:
     return trainer.busy_share if name == "busy" else trainer.shares.get(name)
 
 
-def _bar(label: str, share: float) -> str:
-    filled = "#" * round(min(1.0, share) * BAR_WIDTH)
-    return f"{label.ljust(LABEL_WIDTH)}  {format_share(share).rjust(5)}  {filled}"
-
-
 def _memory(trainers: Sequence[LiveTrainer]) -> str:
     known = [t.memory_bytes for t in trainers if t.memory_bytes is not None]
     if not known:
         return UNKNOWN
-    kind = "resident" if trainers[0].device_kind == "cpu" else "held by tensors"
-    return f"{format_bytes(max(known))} {kind}" + (" at most" if len(known) > 1 else "")
+    kind = "resident" if trainers[0].device_kind == "cpu" else "tensors"
+    most = "_at_most" if len(known) > 1 else ""
+    return words(f"watch.{kind}{most}", size=format_bytes(max(known)))
 
 
 def _loss(trainer: LiveTrainer) -> str:
     if trainer.loss is None:
-        return f"{UNKNOWN}: {trainer.missing.get('loss', 'not seen yet')}"
-    loss = f"{trainer.loss:.4g}" if math.isfinite(trainer.loss) else "not finite"
-    return f"{loss} (of one backward, step {trainer.loss_step})"
+        why = trainer.missing.get("loss") or words("watch.not_seen")
+        return words("joint.because", one=UNKNOWN, other=why)
+    loss = f"{trainer.loss:.4g}" if math.isfinite(trainer.loss) else words("watch.not_finite")
+    return words("watch.loss", loss=loss, n=str(trainer.loss_step))
 
 
-def _ranks(trainers: Sequence[LiveTrainer]) -> list[str]:
+def _ranks(trainers: Sequence[LiveTrainer], say: Messages) -> list[str]:
     rows = [
         [
             str(trainer.rank),
@@ -97,13 +128,15 @@ def _ranks(trainers: Sequence[LiveTrainer]) -> list[str]:
         ]
         for trainer in trainers[:MAX_RANKS]
     ]
-    titles = ("rank", "step", "step time", "samples/s", "data wait")
-    return ["", *table([Column(title, is_number=True) for title in titles], rows)]
+    titles = ("rank", "step", "step_time", "samples", "data_wait")
+    columns = [Column(say(f"watch.column_{title}"), is_number=True) for title in titles]
+    return ["", *table(columns, rows)]
 
 
-def _gpus(gpus: Sequence[LiveGpu]) -> list[str]:
-    titles = ("GPU-Util", "SM", "tensor", "memory", "power", "clock", "temp", "others")
-    columns = [Column("GPU"), *(Column(title, is_number=True) for title in titles)]
+def _gpus(gpus: Sequence[LiveGpu], say: Messages) -> list[str]:
+    titles = ("util", "sm", "tensor", "memory", "power", "clock", "temperature", "others")
+    columns = [Column(say(f"watch.column_{title}"), is_number=True) for title in titles]
+    columns.insert(0, Column("GPU"))
     lines = table(columns, [_gpu(gpu) for gpu in gpus])
     reasons = dict.fromkeys(
         reason
@@ -111,7 +144,7 @@ def _gpus(gpus: Sequence[LiveGpu]) -> list[str]:
         for name, reason in gpu.readings.missing.items()
         if name in ("all", "util_share", "sm_active_share")
     )
-    return lines + [f"{UNKNOWN}: {reason}" for reason in list(reasons)[:2]]
+    return lines + [f"{UNKNOWN}: {say.text(reason)}" for reason in list(reasons)[:2]]
 
 
 def _gpu(gpu: LiveGpu) -> list[str]:
@@ -129,21 +162,18 @@ def _gpu(gpu: LiveGpu) -> list[str]:
     ]
 
 
-def _host(host: LiveHost) -> Iterator[str]:
-    yield f"{host.cores} cores {_or_unknown(host.cpu_share, format_share)} busy"
+def _host(host: LiveHost) -> Iterator[Text]:
+    share = _or_unknown(host.cpu_share, format_share)
+    yield words("watch.cores", n=str(host.cores), share=share)
     if host.memory_used_bytes is not None and host.memory_total_bytes is not None:
         used, total = format_bytes(host.memory_used_bytes), format_bytes(host.memory_total_bytes)
-        yield f"memory {used} of {total}"
+        yield words("watch.memory", used=used, total=total)
     if host.disk_read_bytes_per_s is not None and host.disk_write_bytes_per_s is not None:
-        yield f"disk read {format_bytes(host.disk_read_bytes_per_s)}/s"
-        yield f"write {format_bytes(host.disk_write_bytes_per_s)}/s"
+        yield words("watch.disk_read", rate=format_bytes(host.disk_read_bytes_per_s))
+        yield words("watch.disk_write", rate=format_bytes(host.disk_write_bytes_per_s))
     for name, reason in host.missing.items():
-        yield f"{name} {UNKNOWN}: {reason}"
+        yield words("watch.unknown", name=unseen(name), why=reason)
 
 
 def _or_unknown(value: float | None, render: Callable[[float], str]) -> str:
     return UNKNOWN if value is None else render(value)
-
-
-def _labelled(label: str, text: str, width: int) -> list[str]:
-    return labelled(label.ljust(LABEL_WIDTH), text, width)

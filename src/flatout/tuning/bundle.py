@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from flatout.records.ablation import LossCheck, Verdict
 from flatout.records.catalogue import technique_class
+from flatout.records.messages import joined, words
 from flatout.records.recipe import Choice
 from flatout.records.statistics import Decision, Rule
 from flatout.records.technique import Numerics
@@ -159,7 +160,7 @@ def _play(
     ladder.passengers |= {*names, last.choice.technique}
     unplayed = Match(decision=Decision.UNDECIDED, comparison=None, base=None, candidate=None)
     skipped = LossCheck(status="skipped")
-    why = f"not tried alone; it came in together with {last.choice.technique}"
+    why = words("row.not_alone", technique=last.choice.technique)
     ladder.rows[place:place] = [
         replace(row_of(x, base, unplayed, skipped), verdict=Verdict.TOGETHER, why=why)
         for x in others
@@ -171,9 +172,9 @@ def _go_on_without(
     ladder: TuningState, bundle: Sequence[Candidate], guilty: frozenset[str], paired: frozenset[str]
 ) -> set[str]:
     """Note which techniques the guard rejects, and play the others next."""
-    named = ", ".join(sorted(guilty))
+    rejects = words("row.guard_rejects", techniques=", ".join(sorted(guilty)))
     row = ladder.rows[-1]
-    ladder.rows[-1] = replace(row, why=f"{row.why}; what the guard rejects of them: {named}")
+    ladder.rows[-1] = replace(row, why=joined(row.why, rejects))
     gone = guilty | paired if guilty & paired else guilty
     _go_on_with(ladder, [_labels(bundle) - gone], is_pair=paired == _labels(bundle))
     return set(gone)
@@ -213,8 +214,10 @@ def _refusing(failure: Trial | None) -> frozenset[str]:
 
 def _note_refusal(ladder: TuningState, refused: Candidate, match: Match) -> Asking[set[str]]:
     """Note the technique that refused; the others are played again without it."""
-    row = yield from ladder.settle(refused, ladder.recipe.plus(refused.choice), match)
-    ladder.rows[-1] = replace(row, why=row.why.removeprefix(f"{refused.choice.technique}: "))
+    recipe = ladder.recipe.plus(refused.choice)
+    if match.failure is not None:  # as if it had been tried alone
+        match = replace(match, failure=replace(match.failure, recipe=recipe))
+    yield from ladder.settle(refused, recipe, match)
     return {refused.choice.label}
 
 

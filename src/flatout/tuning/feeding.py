@@ -14,9 +14,10 @@ from flatout.records import catalogue
 from flatout.records.ablation import Feeding
 from flatout.records.journey import Pipeline
 from flatout.records.machine import Machine
+from flatout.records.messages import times, words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.units import format_ratio, format_share
+from flatout.records.units import format_share
 from flatout.tuning.experiments import Asking, TrialHistory
 from flatout.tuning.passes import find_seen
 from flatout.tuning.passes.ceilings import replay_probe, replaying_ms
@@ -87,7 +88,7 @@ def note_prepared(recipe: Recipe, profile: Profile, machine: Machine) -> list[st
     share, pipeline = profile.share("data_wait"), profile.pipeline
     if share < STILL_WAITING or pipeline is None:
         return []
-    found = []
+    found: list[str] = []
     for name, command in catalogue.declared("prepared_by").items():
         if name in recipe.names or not pipeline.legs_of(name):
             continue
@@ -95,9 +96,14 @@ def note_prepared(recipe: Recipe, profile: Profile, machine: Machine) -> list[st
         promised = candidate_of(name, option, profile, machine)
         if promised.ratio >= WORTH_PREPARING:
             found.append(
-                f"{format_share(share)} of the step still waits for data: {name} is predicted to "
-                f"make it {format_ratio(promised.ratio)} as fast ({promised.effect.why}): "
-                f"`{command} DATA data.packed` in this folder, then tune again"
+                words(
+                    "tune_note.prepared",
+                    share=format_share(share),
+                    technique=name,
+                    ratio=times(promised.ratio),
+                    why=promised.effect.why,
+                    command=command,
+                )
             )
     return found
 

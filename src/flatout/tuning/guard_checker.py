@@ -11,6 +11,7 @@ from flatout.guard.judge import aa, judge_trials
 from flatout.guard.obstacles import Trials
 from flatout.records import catalogue
 from flatout.records.ablation import LossCheck
+from flatout.records.messages import named, words
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial
@@ -97,7 +98,7 @@ class GuardChecker:
             return first
         records = _records(self._trial(self.floor, f"again-{number}"))
         if not records:
-            return LossCheck(status="not_compared", why="the unchanged script left no record")
+            return LossCheck(status="not_compared", why=words("guard.left_no_record"))
         return self._compare_as(Numerics.ROUNDING, self.floor, records)
 
     def note_weaker(self, technique: str, promise: str) -> None:
@@ -115,15 +116,12 @@ class GuardChecker:
                 return check
         if not self._baseline or not self._repeat:
             return self.aa_check or LossCheck(status="not_compared")
-        self.tell(f"guard: {recipe.label}")
+        self.tell(words("trying.guard", recipe=recipe.label))
         name = f"candidate-{len(self._verdicts or {})}"
         trial = self._trial(recipe, name)
         records = _records(trial)
         if not records:
-            return LossCheck(
-                status="not_compared",
-                why=f"the guard trial ended as {trial.outcome.value}: {trial.message}",
-            )
+            return _ended("trial_ended", trial)
         check = self._compare(recipe, records)
         return self._look_at_activity(recipe, name, check) if check.passed else check
 
@@ -140,7 +138,8 @@ class GuardChecker:
             is_weaker = promise.rank > own.rank and self.ceiling.allows(promise)
             if check.status == "rejected" and is_weaker:
                 check = self._compare_as(promise, recipe, records)
-                why = f"it misses {own.value} ({first.why}) and keeps {promise.value}: {check.why}"
+                about = {"promise": own.value, "why": first.why, "other": promise.value}
+                why = words("guard.weaker", **about, check=check.why)
                 check = replace(check, promise=promise.value, why=why)
         return check if check.passed else first
 
@@ -170,7 +169,7 @@ class GuardChecker:
 
     def _perturbed(self, name: str, **how: bool) -> tuple[GuardRecord, ...]:
         """Return records of the baseline with other inputs and weights; empty where it failed."""
-        self.tell(f"guard: the unchanged script with {name} inputs and weights")
+        self.tell(words(f"trying.guard_{name}"))
         return _records(self._trial(self.floor, name, steps=ROUNDED_STEPS, **how))
 
     def _judged(
@@ -208,7 +207,7 @@ class GuardChecker:
             )
         ]
         if len(checks) != count:
-            why = f"a trial left records of {len(checks)} of {count} processes"
+            why = words("guard.few_records", n=str(len(checks)), all=str(count))
             return LossCheck(status="not_compared", why=why)
         return of_all_ranks(checks, count, len(records))
 
@@ -238,23 +237,20 @@ class GuardChecker:
 
     def _make_reference(self) -> None:
         """Run the baseline twice and once in bf16; the first two show whether it repeats."""
-        self.tell("guard: baseline against itself")
+        self.tell(words("trying.guard_twice"))
         first = self._trial(self.floor, "baseline")
         self._baseline, self._baseline_path = _records(first), first.guard_path
         if not self._baseline:
-            self.aa_check = LossCheck(
-                status="not_compared",
-                why=f"the baseline's guard trial ended as {first.outcome.value}: {first.message}",
-            )
+            self.aa_check = _ended("baseline_ended", first)
             return
         self._repeat = _records(self._trial(self.floor, "repeat"))
         if not self._repeat:
-            self.aa_check = LossCheck(status="not_compared", why="the baseline did not run twice")
+            self.aa_check = LossCheck(status="not_compared", why=words("guard.not_twice"))
             return
         pairs = zip(self._baseline, self._repeat, strict=False)
         checks = [aa(first, second) for first, second in pairs]
         self.aa_check = of_all_ranks(checks, len(self._baseline), len(self._repeat))
-        self.tell("guard: calibration in bf16")
+        self.tell(words("trying.guard_bf16"))
         # A script that runs in bf16 on its own is compared with itself in full precision.
         recipe = self.floor
         if not self._baseline[0].low_precision:
@@ -345,13 +341,20 @@ def _records(trial: Trial) -> tuple[GuardRecord, ...]:
     return find_records(trial.guard_path)
 
 
+def _ended(name: str, trial: Trial) -> LossCheck:
+    """Return that nothing was compared, as a trial gave no record."""
+    outcome = named("outcome", trial.outcome.value)
+    why = words(f"guard.{name}", outcome=outcome, message=trial.message)
+    return LossCheck(status="not_compared", why=why)
+
+
 def of_all_ranks(checks: Sequence[LossCheck], expected: int, found: int) -> LossCheck:
     """Return the check that decides: the first that failed, else the first rank's."""
     if expected != found:
-        return LossCheck(
-            status="not_compared", why=f"{found} ranks left a guard record instead of {expected}"
-        )
+        why = words("guard.rank_records", n=str(found), all=str(expected))
+        return LossCheck(status="not_compared", why=why)
     for rank, check in enumerate(checks):
         if not check.passed:
-            return replace(check, why=f"rank {rank}: {check.why}") if expected > 1 else check
+            why = words("joint.rank", rank=str(rank), why=check.why)
+            return replace(check, why=why) if expected > 1 else check
     return checks[0]

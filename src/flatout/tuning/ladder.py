@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from flatout.analysis.loader_faults import fewer_workers
 from flatout.records.ablation import Verdict
+from flatout.records.messages import Text, joined, words
 from flatout.records.profile import Profile
 from flatout.records.statistics import Decision, Rule
 from flatout.records.trial import Trial
@@ -128,14 +129,16 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
     if ladder.stopped == "finished" and _is_cut_short(ladder):
         ladder.stopped = "budget"
     known = ladder.played | {row.choice.label for row in ladder.rows}
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, list[Text]] = {}
     for candidate in too_late:
         label = candidate.choice.label
-        what = "not tried alone" if label in known else "not tried"
-        said = f"; in the screen: {why}" if (why := ladder.refused.get(label)) else ""
-        groups.setdefault(what, []).append(f"{label} (predicted {candidate.ratio:.2f}x{said})")
-    for what, group in sorted(groups.items()):
-        ladder.notes.append(f"{what}, no time: {', '.join(group)}")
+        about = {"technique": label, "ratio": f"{candidate.ratio:.2f}"}
+        said = words("tune_note.predicted", **about)
+        if why := ladder.refused.get(label):
+            said = words("tune_note.predicted_refused", **about, why=why)
+        groups.setdefault("no_time_alone" if label in known else "no_time", []).append(said)
+    for name, group in sorted(groups.items()):
+        ladder.notes.append(words(f"tune_note.{name}", techniques=tuple(group)))
     if too_late:
         ladder.notes.append(_time_needed(ladder))
     ladder.notes += ladder.scans.notes()
@@ -144,7 +147,8 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
         if label not in known:
             by_reason.setdefault(why, []).append(label)
     ladder.notes += [
-        f"not tried, impossible: {', '.join(group)}: {why}" for why, group in by_reason.items()
+        words("tune_note.impossible", techniques=tuple(group), why=why)
+        for why, group in by_reason.items()
     ]
 
 
@@ -153,7 +157,7 @@ def _without_use(ladder: TuningState, too_late: Sequence[Candidate]) -> dict[str
     known = {row.choice.technique for row in ladder.rows}
     known |= {label.split()[0] for label in (*ladder.passed_over, *ladder.played)}
     known |= {candidate.choice.technique for candidate in too_late}
-    why = "it acts on nothing that was seen of this script on this machine"
+    why = words("tune_note.no_use")
     return {name: why for name in ladder.search.only if name not in known}
 
 
@@ -161,10 +165,8 @@ def _time_needed(ladder: TuningState) -> str:
     """Say what a budget would have to be, from what a trial takes here."""
     trials = 1 + 2 * TYPICAL_PAIRS + FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs
     one, proof = format_duration(ladder.trial_s), format_duration(trials * ladder.trial_s)
-    return (
-        f"a trial takes {one} here: to prove one technique takes about {proof}, to try another one "
-        f"{format_duration(ladder.cost_s)} (--budget)"
-    )
+    another = format_duration(ladder.cost_s)
+    return words("tune_note.time_needed", one=one, proof=proof, another=another)
 
 
 def _looked(ladder: TuningState) -> Asking[Profile]:
@@ -204,8 +206,8 @@ def _try_fewer(ladder: TuningState, candidate: Candidate, failure: Trial) -> Ask
     if fewer is None or candidate.choice.technique != fewer.technique or not ladder.has_time():
         return ""
     row = ladder.rows[-1]
-    again = f"tried once more with num_workers={fewer.settings['num_workers']}"
-    ladder.rows[-1] = replace(row, why=f"{row.why}; {again}")
+    again = words("row.again", n=str(fewer.settings["num_workers"]))
+    ladder.rows[-1] = replace(row, why=joined(row.why, again))
     yield from _try(ladder, replace(candidate, choice=fewer))
     return fewer.label
 
@@ -294,14 +296,14 @@ def _try_together(ladder: TuningState) -> Asking[None]:
     if guilty:
         labels = {choice.label for choice in guilty}
         ladder.undecided = [x for x in ladder.undecided if x.candidate.choice.label not in labels]
-        why = f"{row.why}; what the guard rejects of them: {', '.join(sorted(labels))}"
-        ladder.rows[-1] = replace(row, why=why)
+        rejects = words("row.guard_rejects", techniques=", ".join(sorted(labels)))
+        ladder.rows[-1] = replace(row, why=joined(row.why, rejects))
         yield from _try_together(ladder)
     if row.verdict is Verdict.KEPT:
         ladder.undecided.clear()
         for item in others:
             place = ladder.rows.index(item.row)
-            why = f"undecided alone; it came in together with {row.choice.technique}"
+            why = words("row.undecided_alone", technique=row.choice.technique)
             ladder.rows[place] = replace(item.row, verdict=Verdict.TOGETHER, why=why)
 
 

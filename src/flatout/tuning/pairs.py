@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from flatout.records.ablation import Comparison, LossCheck, Row, Verdict
+from flatout.records.messages import interval_of, named, times, words
 from flatout.records.profile import PeakBytes, Profile
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import (
@@ -22,11 +23,12 @@ from flatout.records.statistics import (
     prior_of,
 )
 from flatout.records.trial import Outcome, Trial
-from flatout.records.units import format_bytes, format_interval, format_ratio
+from flatout.records.units import format_bytes
 from flatout.tuning.experiments import Asking, TrialHistory, foreign_share_of
 from flatout.tuning.ranking import Candidate
 
-BUSY = "the machine was busy"
+BUSY = "row.busy"
+"""What the message is called that other work kept a pair from being measured."""
 SAME_BATCH = 0.1
 """Samples a step that differ by less are the same: an epoch's last batch is short."""
 
@@ -166,9 +168,10 @@ def _play_pair(
             return trial
         why = ""
         if is_failed:
-            why = f"without it the script ended with {trial.outcome.value}: {trial.message}"
+            outcome = named("outcome", trial.outcome.value)
+            why = words("row.base_failed", outcome=outcome, message=trial.message)
         elif trial.details.get("disturbed") and not history.accepts_load:
-            why = f"{BUSY} ({trial.details['disturbed']})"
+            why = words(BUSY, why=trial.details["disturbed"])
         if why:
             sides.disturbed.append(why)
             return None
@@ -177,8 +180,8 @@ def _play_pair(
     shares = [foreign_share_of(trial) for trial in pair.values()]
     is_loaded = any(trial.details.get("disturbed") for trial in pair.values())
     if is_loaded and max(shares) - min(shares) > SAME_LOAD:
-        taken = f"other processes took {shares[0]:.0%} and {shares[1]:.0%} of it"
-        sides.disturbed.append(f"{BUSY} ({taken})")
+        taken = words("row.other_loads", one=f"{shares[0]:.0%}", other=f"{shares[1]:.0%}")
+        sides.disturbed.append(words(BUSY, why=taken))
         return None
     sides.loaded += is_loaded
     first, second = pair[True].profile, pair[False].profile
@@ -259,33 +262,42 @@ def verdict_of(match: Match, check: LossCheck) -> tuple[Verdict, str]:
     if match.decision is Decision.KEPT:
         kept_why = check.why if check.promise else ""
         return (Verdict.KEPT, kept_why) if check.passed else (Verdict.REJECTED, check.why)
-    if match.decision is Decision.WORSE:
-        return Verdict.WORSE, ""
-    if match.decision is Decision.NO_EFFECT:
-        return Verdict.NO_EFFECT, ""
-    why = "the budget ran out" if match.ran_out else ""
+    if match.decision is not Decision.UNDECIDED:
+        return Verdict(match.decision.value), ""
     if match.disturbed:
-        why = f"not measured: {match.disturbed}"
-    return Verdict.INCONCLUSIVE, why
+        return Verdict.INCONCLUSIVE, words("row.not_measured", why=match.disturbed)
+    return Verdict.INCONCLUSIVE, words("row.budget") if match.ran_out else ""
 
 
 def _memory_line(before: PeakBytes, after: PeakBytes) -> str:
     """Say what a technique that saves memory did to the peak."""
     was, now = (peak.allocated or peak.device for peak in (before, after))
-    return f"peak memory {format_bytes(now)} instead of {format_bytes(was)}"
+    return words("row.memory", now=format_bytes(now), was=format_bytes(was))
 
 
 def _failed(trial: Trial) -> tuple[Verdict, str]:
     """Return the verdict on a trial that gave no measurement of its recipe, and one line."""
     if trial.outcome not in (Outcome.OK, Outcome.REFUSED):
-        return Verdict.FAILED, f"{trial.outcome.value}: {trial.message}"
+        return Verdict.FAILED, ended_with(trial)
     broken = [item for item in trial.not_applied if item.status == "failed"]
     missed = (broken or trial.not_applied)[0]
     newest = trial.recipe.names[-1]
+    why = next(iter(missed.why.strip().splitlines()), "") or words("row.no_reason")
     # The row carries the newest technique's name; another one has to be named.
-    who = "" if missed.technique == newest else f"{missed.technique}: "
-    lines = missed.why.strip().splitlines() or ["no reason given"]
-    return Verdict.FAILED if broken else Verdict.NOT_APPLICABLE, f"{who}{lines[0]}"
+    if missed.technique != newest:
+        why = words("joint.because", one=missed.technique, other=why)
+    return Verdict.FAILED if broken else Verdict.NOT_APPLICABLE, why
+
+
+def ended_with(trial: Trial) -> str:
+    """Return how a trial without a measurement ended, and its message."""
+    outcome = named("outcome", trial.outcome.value)
+    return words("joint.because", one=outcome, other=trial.message)
+
+
+def unchecked() -> LossCheck:
+    """Return that the guard was not asked, since there is no gain."""
+    return LossCheck(status="skipped", why=words("row.unchecked"))
 
 
 def _break_even(match: Match) -> tuple[float, int | None]:
@@ -303,6 +315,14 @@ def _break_even(match: Match) -> tuple[float, int | None]:
 def event_of(row: Row) -> str:
     """Return one line about a row for the running display."""
     pair = row.comparison
-    shown = f" {format_ratio(pair.ratio)} ({format_interval(*pair.interval)})" if pair else ""
-    why = f" ({row.why})" if row.why else ""
-    return f"{row.choice.label}: {row.verdict.value.replace('_', ' ')}{shown}{why}"
+    shown = ""
+    if pair is not None:
+        interval = interval_of(pair.interval)
+        shown = words("trying.shown", ratio=times(pair.ratio), interval=interval)
+    return words(
+        "trying.row",
+        technique=row.choice.label,
+        verdict=words(f"trying.verdict_{row.verdict.value}"),
+        shown=shown,
+        why=words("tuning.in_brackets", text=row.why) if row.why else "",
+    )

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from flatout.records.ablation import Comparison, Feeding, LossCheck, Row, StagedRow, Verdict
 from flatout.records.errors import UserError
 from flatout.records.machine import Machine
+from flatout.records.messages import code_of, named, words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Decision, Rule
@@ -137,7 +138,7 @@ def tuning(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
         stopped=stopped or "finished",
     )
     proof = RecipeProof() if stopped else (yield from _climb_and_confirm(state))
-    state.say("the recipe, technique by technique")
+    state.say(words("trying.stages"))
     stages = yield from measure_stages(
         Measured(
             history=history,
@@ -164,7 +165,7 @@ def _baseline(
         BaselineFailedError: if it gives no measurement.
         UserError: if it runs out of memory with every technique, too.
     """
-    tell(progress(history.budget, "the unchanged script", event="measuring the unchanged script"))
+    tell(progress(history.budget, words("trying.unchanged"), event=words("trying.measuring")))
     first = yield from history.time(Recipe())
     if first.outcome is Outcome.OOM and ranks > 1:
         spread = yield from make_it_fit(history, search, first, ranks, tell)
@@ -186,11 +187,11 @@ def _look(
 ) -> Asking[Looks]:
     """Look at what the timed steps of the unchanged script do not show."""
     assert first.profile is not None
-    tell(progress(history.budget, "a closer look at the unchanged script"))
+    tell(progress(history.budget, words("trying.closer")))
     looks = yield from look_closer(history, search, floor, first, history.budget.left_s)
     if not is_about_data(search) or history.budget.left_s <= 0:
         return looks
-    tell(progress(history.budget, "the samples of the unchanged script"))
+    tell(progress(history.budget, words("trying.samples")))
     seen = yield from look(history, floor, first.profile)
     return replace(looks, pipeline=seen.pipeline)
 
@@ -219,7 +220,7 @@ def _drop_one(state: TuningState) -> Asking[None]:
             continue
         if _is_sure(_row_about(state, choice)):
             continue
-        state.say(f"without {choice.technique}")
+        state.say(words("trying.without", technique=choice.technique))
         without = state.recipe.without(choice.technique)
         match = yield from play(
             state.history,
@@ -268,18 +269,19 @@ def _judge_drop(state: TuningState, row: Row, match: Match, without: Recipe) -> 
     if match.base is None or not check.passed:
         return
     state.recipe, state.profile, state.race = without, match.base, None
-    state.say("", event=f"{row.choice.label}: no longer pays, left out")
+    state.say("", event=words("trying.left_out", technique=row.choice.label))
 
 
 def _confirm(state: TuningState) -> Asking[RecipeProof]:
     """Play the whole recipe against the baseline; a recipe that does not hold is given up."""
     if state.recipe == state.baseline:
         return RecipeProof()
-    state.say("the whole recipe against the baseline")
+    state.say(words("trying.whole"))
     match = yield from _confirmed(state)
     if match.disturbed and match.decision is Decision.UNDECIDED:
         # What was found stays, and says that it was not confirmed.
-        state.stopped = "machine busy" if match.disturbed.startswith(BUSY) else "baseline failed"
+        is_busy = code_of(match.disturbed) == BUSY
+        state.stopped = "machine busy" if is_busy else "baseline failed"
         return RecipeProof()
     check = yield from state.history.check(state.recipe)
     if match.decision is Decision.KEPT and not check.passed:
@@ -291,10 +293,8 @@ def _confirm(state: TuningState) -> Asking[RecipeProof]:
         return RecipeProof(
             confirmation=match.comparison, final=match.candidate, check=check, feeding=feeding
         )
-    state.notes.append(
-        f"the recipe ({state.recipe.label}) was not confirmed: "
-        f"{verdict_of(match, check)[1] or match.decision.value}"
-    )
+    why = verdict_of(match, check)[1] or named("decision", match.decision.value)
+    state.notes.append(words("tune_note.not_confirmed", recipe=state.recipe.label, why=why))
     state.recipe = state.baseline
     if match.failure is not None:
         state.stopped = "recipe failed"
@@ -312,7 +312,7 @@ def _without_guilty(state: TuningState, check: LossCheck) -> Asking[bool]:
     if not guilty or rest == state.baseline:
         return False
     names = ", ".join(choice.technique for choice in guilty)
-    state.notes.append(f"the guard rejects the whole recipe for {names}: {check.why}")
+    state.notes.append(words("tune_note.guard_rejects", techniques=names, why=check.why))
     state.rows = [
         replace(row, verdict=Verdict.REJECTED, why=check.why)
         if row.choice in guilty and row.verdict in {Verdict.KEPT, Verdict.TOGETHER}
@@ -367,7 +367,7 @@ def _fed(state: TuningState, final: Profile | None) -> Asking[Feeding | None]:
     """Look how well the confirmed recipe is fed, as far as there is time."""
     if final is None or state.looks.pipeline is None or not _has_overdraft(state):
         return None
-    state.say("how well the recipe is fed")
+    state.say(words("trying.fed"))
     try:
         return (yield from find_feeding(state.history, state.recipe, final))
     except ENDS as end:

@@ -13,10 +13,12 @@ from flatout.records import catalogue
 from flatout.records.ablation import LossCheck, Row, Verdict
 from flatout.records.errors import UserError
 from flatout.records.live import Progress
+from flatout.records.messages import named, words
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics, name_of
 from flatout.records.trial import Outcome, Trial
 from flatout.tuning.experiments import Asking, MachineBusyError, TrialHistory
+from flatout.tuning.pairs import ended_with
 from flatout.tuning.ranking import Search
 from flatout.tuning.state import progress
 
@@ -53,7 +55,7 @@ class RescuedBaseline:
                 self.ran_out = True
                 return
             recipe = with_rung(self.recipe, choice)
-            self.tell(f"out of memory; with {recipe.label}")
+            self.tell(words("trying.fits", recipe=recipe.label))
             trial = yield from self.history.time(recipe)
             self.tried.append((choice, trial))
             self._note_refused(trial)
@@ -73,7 +75,7 @@ class RescuedBaseline:
             if not self.may_go_on():
                 return
             without = self.recipe.without(choice.technique)
-            self.tell(f"it runs; without {choice.technique}")
+            self.tell(words("trying.still_runs", technique=choice.technique))
             try:
                 trial = yield from self.history.time(without)
             except MachineBusyError:
@@ -83,17 +85,16 @@ class RescuedBaseline:
 
     def notes(self) -> list[str]:
         """Return what a reader of the table must know."""
+        unchanged = words("rescue.unchanged", message=self.first.message)
         if not self.recipe.choices:
-            return [f"unchanged, {self.first.message}", "tried once more as it is, it ran"]
+            return [unchanged, words("rescue.once_more")]
         label = self.recipe.label
         numerics = [catalogue.technique_class(name).numerics for name in self.recipe.names]
         promise = max(numerics, key=lambda each: each.rank, default=Numerics.EXACT)
         return [
-            f"unchanged, {self.first.message}",
-            f"it runs with {label}: that is the baseline of every comparison here, and the "
-            "unchanged script's own step times are not known",
-            f"whether {label} trains the same (its promise: {promise.value}) could not be checked "
-            "here, there is no training without it",
+            unchanged,
+            words("rescue.baseline", recipe=label),
+            words("rescue.unproven", recipe=label, promise=promise.value),
         ]
 
     def rows(self) -> tuple[Row, ...]:
@@ -119,7 +120,7 @@ def make_it_run(
         UserError: if nothing made it run; the text says what was tried.
     """
     budget = history.budget
-    tell(progress(budget, "", event=f"the unchanged script: {first.message}"))
+    tell(progress(budget, "", event=words("trying.failed", message=first.message)))
     rescue = RescuedBaseline(
         history=history,
         tell=lambda text: tell(progress(budget, text)),
@@ -135,7 +136,7 @@ def make_it_run(
             f"{more}take a smaller batch, or see what 'flatout plan' says"
         )
     yield from rescue.shed()
-    tell(progress(budget, "", event=f"it runs with {rescue.recipe.label}"))
+    tell(progress(budget, "", event=words("trying.runs", recipe=rescue.recipe.label)))
     return rescue
 
 
@@ -164,10 +165,10 @@ def retry_with_fewer_workers(
     if fewer is None or history.budget.left_s <= 0 or not _may_try(fewer.names[0], search):
         return None
     budget = history.budget
-    tell(progress(budget, "", event=f"the unchanged script: {first.message}"))
+    tell(progress(budget, "", event=words("trying.failed", message=first.message)))
     rescue = RescuedBaseline(
         history=history,
-        tell=lambda _text: tell(progress(budget, f"once more, with {fewer.label}")),
+        tell=lambda _text: tell(progress(budget, words("trying.again", recipe=fewer.label))),
         may_go_on=lambda: True,
         first=first,
         recipe=replace(fewer, choices=()),
@@ -175,9 +176,9 @@ def retry_with_fewer_workers(
     yield from rescue.climb(iter(fewer.choices))
     if not rescue.runs:
         (_, again), *_ = rescue.tried
-        ending = again.message or again.outcome.value
-        message = f"{first.message}; tried once more with {fewer.label}: {ending}"
-        rescue.first = replace(first, message=message)
+        ending = again.message or named("outcome", again.outcome.value)
+        about = {"message": first.message, "recipe": fewer.label, "ending": ending}
+        rescue.first = replace(first, message=words("rescue.again", **about))
     return rescue
 
 
@@ -203,18 +204,18 @@ def _row(choice: Choice, trial: Trial, recipe: Recipe) -> Row:
     ran = trial.outcome is Outcome.OK and trial.profile is not None
     refusals = {a.technique: a for a in trial.not_applied if a.status != "unseen"}
     refused = refusals.get(choice.technique)
-    why = "it does not run without this" if choice in recipe.choices else "it runs without this"
+    why: str = words("row.needed" if choice in recipe.choices else "row.not_needed")
     verdict = Verdict.KEPT if choice in recipe.choices else Verdict.FAILED
     if refused is not None:
         why = refused.why
         verdict = Verdict.FAILED if refused.status == "failed" else Verdict.NOT_APPLICABLE
     elif not ran and choice not in recipe.choices:
-        why = f"{trial.outcome.value}: {trial.message}"
+        why = ended_with(trial)
     return Row(
         choice=choice,
         numerics=catalogue.technique_class(choice.technique).numerics.value,
         verdict=verdict,
         on_top_of=tuple(name for name in trial.recipe.names if name != choice.technique),
-        loss_check=LossCheck(status="skipped", why="the unchanged script does not run"),
+        loss_check=LossCheck(status="skipped", why=words("row.does_not_run")),
         why=why,
     ).seen(trial.profile)

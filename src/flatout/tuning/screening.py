@@ -28,19 +28,19 @@ from flatout.analysis.screen import (
 from flatout.records.ablation import Comparison, LossCheck, Row, Verdict
 from flatout.records.catalogue import technique_class
 from flatout.records.json_records import from_plain
+from flatout.records.messages import interval_of, named, times, words
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import Decision, Rule
 from flatout.records.technique import can_switch
 from flatout.records.trial import Trial
-from flatout.records.units import format_interval, format_ratio
 from flatout.tuning.bundle import rival_of
 from flatout.tuning.experiments import ENDS, Asking
-from flatout.tuning.pairs import Match
+from flatout.tuning.pairs import Match, unchecked
 from flatout.tuning.passes import find_seen
 from flatout.tuning.ranking import WORTH_A_TRIAL, Candidate
 from flatout.tuning.state import (
     FIRST_GUARD_TRIALS,
-    RACED,
+    RACES,
     TuningState,
     settle_guilty,
     with_attention_of,
@@ -105,19 +105,13 @@ def screen_first(
     if len(chosen) < FEWEST:
         return set()
     if not can_screen(ladder, ranked, pair):
-        ladder.notes.append(
-            "too little time to screen techniques in one process: pairs of fresh processes "
-            "compare them, as far as there is time"
-        )
+        ladder.notes.append(words("screen.too_little_time"))
         return set()
-    ladder.say("all techniques that can be switched, in one process")
+    ladder.say(words("trying.screen"))
     base = ladder.recipe.plus(*(x.choice for x in pair))
     found = yield from _screen(ladder, base, chosen, max_s)
     if not found.effects:
-        ladder.notes.append(
-            f"the script trains too few steps to be screened in one process ({found.steps}): "
-            "its techniques were compared in pairs of fresh processes"
-        )
+        ladder.notes.append(words("screen.too_few_steps", steps=str(found.steps)))
         _note_lost(ladder, chosen, found)
         return {*found.failed}
     _note_lost(ladder, chosen, found)
@@ -126,7 +120,7 @@ def screen_first(
     try:
         raced = yield from _race(ladder, found, by_label, pair)
     except ENDS:
-        ended = dict.fromkeys(found.best, "the tuning ended before fresh processes could show it")
+        ended = dict.fromkeys(found.best, words("screen.ended"))
         _note_effects(ladder, found, by_label, Raced(undecided=ended))
         raise
     done = _note_effects(ladder, found, by_label, raced)
@@ -134,7 +128,7 @@ def screen_first(
         (first, *others), pair_of_all = raced.open
         row = _row(ladder, by_label[first], Verdict.INCONCLUSIVE, None)
         names = tuple(by_label[label].choice.technique for label in others)
-        why = f"{RACED}, together with {', '.join(names)}" if names else RACED
+        why = words(RACES[bool(names)], techniques=names)
         ladder.rows.append(replace(row, comparison=pair_of_all, together_with=names, why=why))
     return done | _note_pair(ladder, pair, raced)
 
@@ -286,18 +280,24 @@ def blame(trial: Trial, before: Sequence[ScreenBlock]) -> Mapping[str, Any]:
     failed = {}
     if on:
         blamed = find_suspects(on, known)[-1]
-        failed[blamed] = f"the script ended while it was on: {trial.message or trial.outcome.value}"
+        failed[blamed] = words("screen.blamed", why=_ending(trial))
     steps = sum(block["steps"] for block in blocks)
     return {"blocks": blocks, "failed": failed, "steps": steps, "ended_early": True}
 
 
+def _ending(trial: Trial) -> str:
+    """Return how a process ended that gave no measurement."""
+    return trial.message or named("outcome", trial.outcome.value)
+
+
 def _words(found: Screened) -> str:
-    thrown = f", {found.thrown_away} of them thrown away" if found.thrown_away else ""
     count = len(found.effects)
-    number = f"{count} technique was" if count == 1 else f"{count} techniques were"
-    return (
-        f"{number} screened in one process: {found.blocks} blocks of steps{thrown}, equal ones "
-        f"differ by {100 * found.residual_sd:.1f} %"
+    return words(
+        "screen.done",
+        techniques=words("screen.one" if count == 1 else "screen.many", n=str(count)),
+        blocks=str(found.blocks),
+        thrown=words("screen.thrown", n=str(found.thrown_away)) if found.thrown_away else "",
+        percent=f"{100 * found.residual_sd:.1f}",
     )
 
 
@@ -306,7 +306,7 @@ class Raced:
     """What became of the recipes that a screen proposed."""
 
     kept: Cell = NOTHING_ON
-    check: LossCheck = LossCheck(status="skipped", why="not faster, so there was nothing to check")
+    check: LossCheck = field(default_factory=unchecked)
     guilty: Mapping[str, LossCheck] = field(default_factory=dict)
     """What the guard rejects of them."""
     undecided: Mapping[str, str] = field(default_factory=dict)
@@ -359,7 +359,7 @@ def _race(
         check = yield from ladder.history.check(recipe)
         if check.passed:
             if check.promise:
-                ladder.notes.append(f"the recipe of the screen: {check.why}")
+                ladder.notes.append(words("screen.checked", why=check.why))
             ladder.race = match if ladder.recipe == ladder.baseline else None
             ladder.recipe = recipe
             ladder.profile = with_attention_of(ladder.profile, match.candidate)
@@ -369,7 +369,8 @@ def _race(
         rejected = yield from settle_guilty(ladder, recipe)
         guilty |= {choice.label: check for choice in rejected}
         # Without a name only the whole is known to be wrong: each may still come in alone.
-        undecided = dict.fromkeys(cell, f"the guard rejects them together: {check.why}")
+        together_why = words("screen.rejected_together", why=check.why)
+        undecided = dict.fromkeys(cell, together_why)
         waiting = [tuple(x for x in cell if x not in guilty)] if rejected else []
     best = max(open_races, key=lambda race: race[1].ratio, default=None)
     return Raced(guilty=guilty, undecided=undecided, open=best)
@@ -378,26 +379,28 @@ def _race(
 def _why_open(match: Match) -> str:
     """Return why a race decided nothing."""
     if match.failure is not None:
-        failed = match.failure.message or match.failure.outcome.value
-        return f"with the others of the recipe it did not run in a fresh process: {failed}"
+        return words("screen.failed_together", why=_ending(match.failure))
     if match.disturbed:
-        return f"not measured in fresh processes: {match.disturbed}"
-    return "fresh processes decided nothing in the time that there was"
+        return words("screen.not_measured", why=match.disturbed)
+    return words("screen.nothing_decided")
 
 
 def _note_race(ladder: TuningState, recipe: Recipe, match: Match) -> None:
     ladder.played |= {choice.label for choice in recipe.choices}
     pair = match.comparison
-    shown = "it gave no measurement"
+    shown = words("screen.race_nothing")
     if match.failure is not None:
-        shown += f" ({match.failure.message or match.failure.outcome.value})"
+        shown = words("screen.race_failed", why=_ending(match.failure))
     if pair is not None:
-        more = f" and {pair.blocks} blocks" if pair.blocks else ""
-        interval = format_interval(*pair.interval)
-        shown = f"{format_ratio(pair.ratio)} ({interval}, n={pair.n} pairs{more})"
-    text = f"{RACED}: {shown}"
-    ladder.notes.append(f"{text}: {recipe.label}")
-    ladder.say("", event=text)
+        shown = words(
+            "screen.race_blocks" if pair.blocks else "screen.race_pairs",
+            ratio=times(pair.ratio),
+            interval=interval_of(pair.interval),
+            n=str(pair.n),
+            blocks=str(pair.blocks),
+        )
+    ladder.notes.append(words("screen.race_of", shown=shown, recipe=recipe.label))
+    ladder.say("", event=words("screen.race", shown=shown))
 
 
 def _note_lost(ladder: TuningState, chosen: Sequence[Candidate], found: Screened) -> None:
@@ -407,7 +410,7 @@ def _note_lost(ladder: TuningState, chosen: Sequence[Candidate], found: Screened
         why = found.failed.get(candidate.choice.label)
         if why is not None:
             row = _row(ladder, candidate, Verdict.FAILED, None)
-            ladder.rows.append(replace(row, why=f"while it was screened: {why}"))
+            ladder.rows.append(replace(row, why=words("screen.lost", why=why)))
 
 
 def _note_effects(
@@ -425,13 +428,13 @@ def _note_effects(
         is_rival = rival_of(candidate.choice.technique) in rivals
         verdict, why = verdict_of_effect(effect, is_rival=is_rival)
         if label in kept:
-            unsure = "its own gain is not sure; what is proven is the recipe as a whole"
+            unsure = words("screen.unsure")
             verdict, why = Verdict.KEPT, "" if effect.interval[0] > 1 else unsure
         elif label in raced.guilty:
             verdict, why = Verdict.REJECTED, raced.guilty[label].why
         elif label in found.best:
             verdict = Verdict.INCONCLUSIVE
-            why = raced.undecided.get(label, "fresh processes did not show that it is faster")
+            why = raced.undecided.get(label, words("screen.not_shown"))
         others = tuple(x for x in on_top_of if x != candidate.choice.technique)
         row = _row(ladder, candidate, verdict, effect)
         startup_s = found.startup_s.get(label, 0.0)
@@ -457,8 +460,7 @@ def _note_pair(ladder: TuningState, pair: Sequence[Candidate], raced: Raced) -> 
         choice = candidate.choice
         if choice.label in came_in:
             row = _row(ladder, candidate, Verdict.TOGETHER, None)
-            why = "not tried alone; it was on all through the screen, and came in with its recipe"
-            ladder.rows.append(replace(row, why=why))
+            ladder.rows.append(replace(row, why=words("screen.always_on")))
             ladder.passengers |= {choice.technique}
         elif choice.label in raced.guilty:
             row = _row(ladder, candidate, Verdict.REJECTED, None)
@@ -473,8 +475,8 @@ def verdict_of_effect(effect: ScreenEffect, *, is_rival: bool) -> tuple[Verdict,
     if effect.bound(0.95, +1) < math.log(Rule().gain):
         return Verdict.NO_EFFECT, ""
     if is_rival:
-        return Verdict.NO_EFFECT, "another one of its kind is faster"
-    return Verdict.INCONCLUSIVE, "the screen did not settle it"
+        return Verdict.NO_EFFECT, words("screen.rival")
+    return Verdict.INCONCLUSIVE, words("screen.not_settled")
 
 
 def _row(

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from flatout.records.ablation import LossCheck, Row, Verdict
 from flatout.records.catalogue import setter_of, technique_class
 from flatout.records.live import Progress
+from flatout.records.messages import Text, interval_of, times, words
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Decision, Rule
 from flatout.records.trial import Outcome, Trial
-from flatout.records.units import format_interval, format_ratio
 from flatout.tuning.experiments import ENDS, Asking, TrialHistory, stop_of
 from flatout.tuning.pairs import Match, play, verdict_of
 from flatout.tuning.ranking import Search
@@ -63,11 +63,11 @@ def find_way(
         tell: shown what is being tried.
     """
     if not _is_allowed(search):
-        why = f"{setter_of('ranks')} may not be tried (--skip, --numerics)"
-        return replace(alone, notes=(f"not spread: {why}",))
+        return replace(alone, notes=(words("spread.not_allowed", technique=setter_of("ranks")),))
     choices = _ways(ranks)
     timed: dict[str, Match] = {}
-    stopped, note, best, trial = "", "", None, alone.trial
+    note: str = ""
+    stopped, best, trial = "", None, alone.trial
     try:
         yield from _time_ways(history, alone.recipe, choices, timed, tell)
         proven = [x for x in choices if x.label in timed and _is_faster(timed[x.label])]
@@ -75,7 +75,7 @@ def find_way(
         if best is not None:
             trial = yield from history.again(alone.recipe.plus(best))
             if trial.outcome is not Outcome.OK or trial.profile is None:
-                note = f"{best.label} did not run once more ({trial.message}): on one device"
+                note = words("spread.not_again", way=best.label, why=trial.message)
     except ENDS as end:
         stopped = stop_of(end)
     if note or stopped:
@@ -88,7 +88,7 @@ def find_way(
         recipe=floor.plus(best) if best else floor,
         trial=trial,
         rows=rows,
-        notes=(*notes, *([f"not tried, no time: {untried}"] if untried else [])),
+        notes=(*notes, *([words("tune_note.no_time", techniques=untried)] if untried else [])),
         stopped=stopped,
     )
 
@@ -109,9 +109,8 @@ def make_it_fit(
                 decision=Decision.UNDECIDED, comparison=None, base=None, candidate=trial.profile
             )
             row = _row(choice, Recipe(), unplayed, best=choice)
-            why = "one device has too little memory for it"
-            note = f"unchanged, {first.message}; {choice.label} is the baseline from here on"
-            row = replace(row, verdict=Verdict.KEPT, why=why)
+            note = words("spread.baseline", message=first.message, way=choice.label)
+            row = replace(row, verdict=Verdict.KEPT, why=words("spread.too_small"))
             return Way(recipe=Recipe().plus(choice), trial=trial, rows=(row,), notes=(note,))
     return None
 
@@ -170,7 +169,7 @@ def _is_faster(match: Match) -> bool:
 def _row(choice: Choice, floor: Recipe, match: Match, *, best: Choice | None) -> Row:
     verdict, why = verdict_of(match, LossCheck(status="same"))
     if verdict is Verdict.KEPT and choice != best:
-        why = "another way to spread the training looks faster" if best else "it was not taken"
+        why = words("spread.other_way" if best else "spread.not_taken")
         verdict = Verdict.INCONCLUSIVE
     return Row(
         choice=choice,
@@ -178,7 +177,7 @@ def _row(choice: Choice, floor: Recipe, match: Match, *, best: Choice | None) ->
         verdict=verdict,
         on_top_of=floor.names,
         comparison=match.comparison,
-        loss_check=LossCheck(status="skipped", why="ranks compare what they train with each other"),
+        loss_check=LossCheck(status="skipped", why=words("spread.unchecked")),
         why=why,
         stage="spread",
     ).seen(match.candidate)
@@ -186,20 +185,29 @@ def _row(choice: Choice, floor: Recipe, match: Match, *, best: Choice | None) ->
 
 def _words(rows: tuple[Row, ...], ranks: int, best: Choice | None) -> str:
     """Return one line on the ways: which one, or that one device is enough."""
-    shown = ", ".join(
-        f"{row.choice.label} {format_ratio(pair.ratio)} ({format_interval(*pair.interval)}, "
-        f"n={pair.n})"
-        if (pair := row.comparison)
-        else f"{row.choice.label} no measurement ({row.why})"
-        for row in rows
-    )
+    shown = tuple(map(_shown, rows))
     if best is None:
-        if not any(row.comparison for row in rows):
-            return f"on one device: no way to spread it over {ranks} gave a measurement: {shown}"
-        is_settled = len(rows) == len(WAYS) and all(row.verdict in NOT_FASTER for row in rows)
-        what = "is faster" if is_settled else "was shown to be faster"
-        return f"stay on one device: no way to spread this training over {ranks} {what}: {shown}"
+        name = "none_measured"
+        if any(row.comparison for row in rows):
+            is_settled = len(rows) == len(WAYS) and all(row.verdict in NOT_FASTER for row in rows)
+            name = "none_faster" if is_settled else "none_shown"
+        return words(f"spread.{name}", ranks=str(ranks), shown=shown)
     pair = next(row.comparison for row in rows if row.choice == best)
-    pays = pair is not None and pair.ratio >= SPREAD_PAYS
-    doubt = "" if pays else f"; {ranks} devices for that are hardly worth it"
-    return f"against one device: {shown}; the baseline from here on is {best.label}{doubt}"
+    taken = words("spread.taken", shown=shown, way=best.label)
+    if pair is not None and pair.ratio >= SPREAD_PAYS:
+        return taken
+    return words("spread.doubtful", taken=taken, ranks=str(ranks))
+
+
+def _shown(row: Row) -> Text:
+    """Return what was measured of one way."""
+    pair = row.comparison
+    if pair is None:
+        return words("spread.unmeasured", way=row.choice.label, why=row.why)
+    return words(
+        "spread.way",
+        way=row.choice.label,
+        ratio=times(pair.ratio),
+        interval=interval_of(pair.interval),
+        n=str(pair.n),
+    )

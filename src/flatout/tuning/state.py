@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from flatout.records.ablation import LossCheck, Row, Verdict
+from flatout.records.ablation import Row, Verdict
 from flatout.records.catalogue import technique_class
 from flatout.records.live import Progress
+from flatout.records.messages import code_of, words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Decision, InProcess, Rule
@@ -13,7 +14,7 @@ from flatout.tuning.experiments import Asking, Budget, TrialHistory, key_of
 from flatout.tuning.extra_profiling import Looks
 from flatout.tuning.guard_checker import find_guilty
 from flatout.tuning.history import Errors
-from flatout.tuning.pairs import Match, Sides, event_of, play, row_of
+from flatout.tuning.pairs import Match, Sides, event_of, play, row_of, unchecked
 from flatout.tuning.ranking import TYPICAL_PAIRS, Candidate, Experience, Search
 from flatout.tuning.worker_scan import WorkerScans
 
@@ -27,8 +28,8 @@ GUARD_TRIALS = 2
 OVERDRAFT = 0.1
 """Share of the budget that the pairs of what looks like a gain may take beyond it, where no other
 is proven: all that was found hangs on them."""
-RACED = "the recipe of the screen in fresh processes"
-"""What a race that decided nothing is called in its row."""
+RACES = ("screen.raced", "screen.raced_together")
+"""What a race that decided nothing is called in its row, by the names of the messages."""
 DEFAULT_TRIAL_S = 10.0
 """What a trial takes, before one was timed."""
 
@@ -214,15 +215,15 @@ class TuningState:
         """Note the row, and take the recipe on where it was kept."""
         is_only_look = not self.played and self.recipe == self.baseline
         self.played |= {choice.label for choice in recipe.choices}
-        check = LossCheck(status="skipped", why="not faster, so there was nothing to check")
+        check = unchecked()
         if match.decision is Decision.KEPT:
             check = yield from self.history.check(recipe)
             if check.passed and check.promise and not together_with:
                 self.history.weaker[candidate.choice.technique] = check.promise
         row = replace(row_of(candidate, self.recipe, match, check), together_with=together_with)
         if together_with:
-            names = f"together with {', '.join(together_with)}"
-            row = replace(row, why=f"{names}: {row.why}" if row.why else names)
+            name = "row.together_why" if row.why else "row.together"
+            row = replace(row, why=words(name, techniques=together_with, why=row.why))
         self.rows = [one for one in self.rows if not _was_open(one, row)]
         self.rows.append(row)
         if row.verdict is Verdict.KEPT and match.candidate is not None:
@@ -239,7 +240,7 @@ def _was_open(row: Row, new: Row) -> bool:
     if row.choice != new.choice or row.verdict is not Verdict.INCONCLUSIVE or not row.comparison:
         return False
     is_screened = row.comparison.source == "screen"
-    return is_screened or (row.why.startswith(RACED) and row.together_with == new.together_with)
+    return is_screened or (code_of(row.why) in RACES and row.together_with == new.together_with)
 
 
 def settle_guilty(state: TuningState, recipe: Recipe) -> Asking[tuple[Choice, ...]]:
@@ -249,7 +250,7 @@ def settle_guilty(state: TuningState, recipe: Recipe) -> Asking[tuple[Choice, ..
     )
     for choice in guilty:
         state.settled.add(choice.technique)
-        state.say("", event=f"{choice.label}: the guard rejects it, the others go on")
+        state.say("", event=words("trying.rejected", technique=choice.label))
     return guilty
 
 

@@ -28,7 +28,7 @@ from flatout.launch.trial_process import Ending, ProcessOptions, run_process
 from flatout.records import catalogue
 from flatout.records.errors import describe_exhaustion, is_out_of_memory
 from flatout.records.machine import Machine
-from flatout.records.messages import words
+from flatout.records.messages import joined, words
 from flatout.records.profile import Profile
 from flatout.records.readings import GpuReadings
 from flatout.records.recipe import Recipe
@@ -207,28 +207,19 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
 def outcome_of(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
     """Return how a process ended and one line about it."""
     if ending.why == "unrecorded":
-        return Outcome.CRASH, (
-            "the trial was ended before the script changed a file, because the change could not be "
-            f"noted for undoing ({ending.error}): make room on the disks of the cache folder and "
-            "of the script's files, or let another trial that changes it end first; everything was "
-            "put back"
-        )
+        return Outcome.CRASH, words("fault.unrecorded", error=str(ending.error))
     outcome, message = _outcome(ending, options)
     if outcome is Outcome.CRASH and ending.shortage.num_kills:
-        message = "; ".join((message, *_shortage_words(ending)))
+        message = joined(message, *_shortage_words(ending))
     return outcome, message
 
 
 def _outcome(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
     result = _crashed(ending) or leading(ending.results)
     if _ran_out_of_memory(ending, result):
-        if _was_killed(ending):
-            return Outcome.OOM, _killed_words(ending)
-        where = f" {describe_exhaustion(ending.exhaustion)}" if ending.exhaustion else ""
-        text = words("trial.out_of_memory")
-        return Outcome.OOM, f"{text}{where}" if where else text
+        return Outcome.OOM, _exhausted_words(ending)
     if result is not None and result.why == "refused":
-        return Outcome.REFUSED, "a technique of the recipe cannot be applied"
+        return Outcome.REFUSED, words("failure.head_refused")
     if result is not None and result.why == "done":
         return _judged(result, options)
     return _cut_short(ending, options) or _failed(ending, result) or _ended(ending, result, options)
@@ -240,12 +231,9 @@ def _partial(ending: Ending, result: TrialResult, machine: Machine) -> Profile |
         return None
     profile = add_ranks(summarise(result, machine), ending.results, machine)
     steps = len(window_in(result).steps)
-    notes = [f"the script did not end well: this is what was seen in its first {steps} steps"]
+    notes = [words("note.partial", n=str(steps))]
     if result.why == "killed":
-        notes.append(
-            "losses, device times and closer looks are not available: they are read at the end, "
-            "and the process was killed before"
-        )
+        notes.append(words("note.partial_killed"))
     return replace(profile, notes=(*profile.notes, *notes))
 
 
@@ -275,9 +263,9 @@ def _cut_short(ending: Ending, options: TrialOptions) -> tuple[Outcome, str] | N
     if ending.why == "limit":
         text = words("trial.over_limit", seconds=f"{options.limit_s:.0f}")
     if ending.waits_for_batch and ending.why == "hang":
-        hung = BY_CODE["worker_hung"].sentence("")
-        states = f" (processes below it: {'; '.join(ending.stuck)})" if ending.stuck else ""
-        return Outcome.HANG, f"{text}: the loop waits for a batch{states}. {hung}"
+        hung, stuck = BY_CODE["worker_hung"].sentence(""), "; ".join(ending.stuck)
+        name = "fault.waits_stuck" if stuck else "fault.waits"
+        return Outcome.HANG, words(name, text=text, stuck=stuck, fault=hung)
     return Outcome.HANG, text
 
 
@@ -309,7 +297,7 @@ def _judged(result: TrialResult, options: TrialOptions) -> tuple[Outcome, str]:
         if len(window.steps) >= options.steps:
             return Outcome.OK, ""
         # A guard trial of a short script compares what there is.
-        return Outcome.OK, f"the script made only {_steps(len(window.steps))}"
+        return Outcome.OK, words("trial.made_only", steps=_steps(len(window.steps)))
     if len(window.measured) < MIN_MEASURED:
         least = str(MIN_STEPS + 3)
         return Outcome.TOO_SHORT, words(
@@ -336,24 +324,22 @@ def _was_killed(ending: Ending) -> bool:
     return ending.exit_code == -9 and ending.why == "ended"
 
 
-def _killed_words(ending: Ending) -> str:
-    return words("trial.killed_counted" if ending.shortage.num_kills else "trial.killed")
+def _exhausted_words(ending: Ending) -> str:
+    """Return how memory ran out."""
+    if _was_killed(ending):
+        return words("trial.killed_counted" if ending.shortage.num_kills else "trial.killed")
+    if not ending.exhaustion:
+        return words("trial.out_of_memory")
+    return words("trial.out_of_memory_where", where=describe_exhaustion(ending.exhaustion))
 
 
 def _shortage_words(ending: Ending) -> Iterator[str]:
     """Say what slowed or killed processes near the limit of memory."""
     kills, stalled_s = ending.shortage
     if kills:
-        yield (
-            f"the kernel killed {kills} process{'es' if kills > 1 else ''} of this control group "
-            "because memory ran out, while the training ran"
-        )
+        yield words("note.kernel_killed_some" if kills > 1 else "note.kernel_killed", n=str(kills))
     if stalled_s >= STALLED_SHARE * ending.wall_s > 0:
-        yield (
-            f"processes of this control group waited for memory in "
-            f"{format_share(stalled_s / ending.wall_s)} of the time: its limit is near, and steps "
-            "are slower than with more memory or fewer workers"
-        )
+        yield words("note.stalled", share=format_share(stalled_s / ending.wall_s))
 
 
 def _fault(ending: Ending) -> Fault | None:
@@ -412,7 +398,7 @@ def applied_of(recipe: Recipe, results: Sequence[TrialResult]) -> tuple[Applied,
     others = [one for one in ranked_in_order(results) if one is not result and one.segments]
     found = []
     for name in recipe.names:
-        status, why = result.status.get(name, ("unseen", "its hook point was never reached"))
+        status, why = result.status.get(name, ("unseen", words("trial.never_reached")))
         if status not in REFUSALS:
             status, why = _refused_elsewhere(name, others) or (status, why)
         found.append(Applied(technique=name, status=status, why=why))
@@ -424,5 +410,6 @@ def _refused_elsewhere(name: str, others: Sequence[TrialResult]) -> tuple[str, s
     for result in others:
         status, why = result.status.get(name, ("", ""))
         if status in REFUSALS:
-            return status, f"rank {result.ranks.rank if result.ranks else 0}: {why}"
+            rank = str(result.ranks.rank if result.ranks else 0)
+            return status, words("joint.rank", rank=rank, why=why)
     return None

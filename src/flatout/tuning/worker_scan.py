@@ -25,6 +25,7 @@ from flatout.analysis.feeding import (
 from flatout.records.catalogue import setter_of
 from flatout.records.journey import WorkerPace, WorkerScan
 from flatout.records.machine import Machine
+from flatout.records.messages import joined, words
 from flatout.records.profile import LoaderFacts, Profile
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
@@ -189,7 +190,7 @@ def together(found: Sequence[Mapping[str, Any]], now: int) -> Mapping[str, Any]:
             ]
     left = found[-1].get("unvisited", ())
     numbers = ", ".join(str(number) for number in sorted({visit[0] for visit in left}))
-    ended = f"the script ended before it was seen with {numbers}" if left else ""
+    ended = words("scan.ended", numbers=numbers) if left else ""
     return {**first, "visits": visits, "stopped": found[-1]["stopped"] or ended}
 
 
@@ -290,17 +291,18 @@ def describe(scan: WorkerScan) -> str:
     paces = [pace for pace in scan.paces if pace.num_workers != scan.now]
     shown = _gains(scan, paces)
     if scan.with_threads:
-        threads = scan.with_threads[0].threads
-        shown += f"; with threads={threads} {_gains(scan, scan.with_threads)}"
-    why = f"; {scan.stopped}" if scan.stopped else ""
+        threads, more = str(scan.with_threads[0].threads), _gains(scan, scan.with_threads)
+        shown = words("scan.with_threads", shown=shown, threads=threads, more=more)
     best = scan.best_pair or scan.best
-    if best.num_workers == scan.now:
-        return f"workers changed under the running training: {shown}; none beats {scan.now}{why}"
-    both = f" with threads={best.threads}" if best.threads else ""
-    return (
-        f"workers changed under the running training, against {scan.now} of them: {shown}; "
-        f"{best.num_workers} are proposed{both}{why}"
+    name = "proposed_threads" if best.threads else "proposed"
+    said = words(
+        f"scan.{'none_better' if best.num_workers == scan.now else name}",
+        shown=shown,
+        n=str(scan.now),
+        best=str(best.num_workers),
+        threads=str(best.threads),
     )
+    return joined(said, scan.stopped) if scan.stopped else said
 
 
 def _gains(scan: WorkerScan, paces: Iterable[WorkerPace]) -> str:

@@ -16,6 +16,7 @@ from flatout.hardware.load import Load, load_meter, process_tree
 from flatout.hardware.system import disk_speed
 from flatout.records.finding import BAD, OK, WARN, Check
 from flatout.records.machine import Machine
+from flatout.records.messages import joined, words
 from flatout.records.units import GIB, MIB, format_bytes, format_share
 
 BUSY_SHARE = 0.05
@@ -24,7 +25,10 @@ BUSY_SHARE = 0.05
 HELD_SHARE = 0.02
 """An idle driver holds below a hundredth of a GPU's memory; a CUDA context of someone more."""
 
-REINSTALL = "pip uninstall torch, then install it with the command that pytorch.org gives for CUDA"
+REINSTALL = "finding.unseen_gpu.next_build"
+"""The message that says which torch to install."""
+SILENT = "finding.unseen_gpu.no_reason"
+"""The message for a torch that gives no reason."""
 
 
 def training_device(machine: Machine) -> Check:
@@ -35,20 +39,19 @@ def training_device(machine: Machine) -> Check:
     if gpus:
         return _unused_gpus(machine, f"{len(gpus)} x {gpus[0]['name']}")
     if slots := machine.facts.get("pci_gpus", 0):
-        trouble = machine.facts.get("driver_trouble") or "no driver answered"
+        trouble = machine.facts.get("driver_trouble") or words("doctor.driver_silent")
         return Check(
             status=BAD,
-            what=f"{slots} GPU in a slot, and no driver for it ({trouble})",
-            why="training lands on the CPU: without its driver, no program can use the GPU",
-            next="install or load the GPU's driver; in a container, start it with --gpus all",
+            what=words("doctor.no_driver", gpus=str(slots), why=trouble),
+            why=words("doctor.no_driver_why"),
+            next=words("finding.unseen_gpu.next_driver"),
         )
-    none = "no GPU"
+    none = words("doctor.no_gpu")
     if built := machine.facts.get("torch_cuda"):
-        none = f"no GPU and no driver for this torch, built for CUDA {built}"
-    fast = "multiplies bf16 in hardware" if machine.has_fast_cpu_bf16 else "has no bf16 units"
-    return Check(
-        status=OK, what=f"{none}: training runs on the CPU ({machine.device.name}, {fast})"
-    )
+        none = words("doctor.no_gpu_for_cuda", built=built)
+    fast = words("doctor.has_bf16" if machine.has_fast_cpu_bf16 else "doctor.has_no_bf16")
+    what = words("doctor.on_cpu", none=none, cpu=machine.device.name, bf16=fast)
+    return Check(status=OK, what=what)
 
 
 def driver_fits(machine: Machine) -> Check | None:
@@ -58,20 +61,20 @@ def driver_fits(machine: Machine) -> Check | None:
         return None
     build, driver = _version(built), _version(runs)
     if driver >= build:
-        return Check(status=OK, what=f"driver runs CUDA up to {runs}, torch was built with {built}")
-    what = f"the driver runs CUDA up to {runs}, but torch was built with {built}"
+        return Check(status=OK, what=words("doctor.driver_fits", runs=runs, built=built))
+    what = words("doctor.driver_old", runs=runs, built=built)
     if driver[0] == build[0]:
         return Check(
             status=WARN,
             what=what,
-            why="the same major version works, but kernels that are compiled on the spot may not",
-            next=f"update the GPU driver to one for CUDA {built} or newer",
+            why=words("doctor.driver_minor"),
+            next=words("doctor.driver_newer", built=built),
         )
     return Check(
         status=BAD,
         what=what,
-        why="torch finds no GPU with this driver, so training lands on the CPU or fails",
-        next=f"update the GPU driver, or install a torch built for CUDA {driver[0]}",
+        why=words("doctor.driver_major"),
+        next=words("doctor.driver_or_torch", cuda=str(driver[0])),
     )
 
 
@@ -82,35 +85,37 @@ def busy_gpus(machine: Machine) -> Check | None:
     if not gpus:
         return None
     if not busy:
-        return Check(status=OK, what=f"{len(gpus)} GPU, none in use by others")
+        return Check(status=OK, what=words("doctor.gpus_free", n=str(len(gpus))))
     return Check(
         status=WARN,
-        what="; ".join(busy),
-        why="step times and free memory depend on what the others do: measurements mean little",
-        next="wait, or choose another GPU with CUDA_VISIBLE_DEVICES",
+        what=joined(*busy),
+        why=words("doctor.gpus_busy_why"),
+        next=words("doctor.gpus_busy_next"),
     )
 
 
 def _on_accelerator(machine: Machine) -> Check:
     names = {device.name for device in machine.devices}
     count = len(machine.devices)
-    what = f"torch finds {count} x {machine.device.name}"
+    what = words("doctor.torch_finds", n=str(count), gpu=machine.device.name)
     variables = machine.facts.get("variables", {})
     if len(names) > 1 and "CUDA_DEVICE_ORDER" not in variables:
+        others = ", ".join(sorted(names - {machine.device.name}))
         return Check(
             status=WARN,
-            what=f"{what} first; there are also {', '.join(sorted(names - {machine.device.name}))}",
-            why="CUDA numbers unlike GPUs by speed, nvidia-smi by slot: the numbers do not agree",
+            what=words("doctor.unlike_gpus", first=what, others=others),
+            why=words("doctor.unlike_gpus_why"),
             next="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
         )
-    what = f"{what} ({format_bytes(machine.device.memory_bytes)})"
+    size = format_bytes(machine.device.memory_bytes)
+    what = words("doctor.with_memory", what=what, size=size)
     if count == 1:
         return Check(status=OK, what=what)
     return Check(
         status=OK,
         what=what,
-        why="a script that starts no processes of its own trains on one of them",
-        next=f"flatout run --gpus {count} train.py trains it on all; flatout watch shows who works",
+        why=words("doctor.one_of_gpus"),
+        next=words("doctor.all_gpus", n=str(count)),
     )
 
 
@@ -121,34 +126,34 @@ def _unused_gpus(machine: Machine, gpus: str) -> Check:
     first = next(iter(machine.gpu_choice), "")
     what, why, advice = {
         "hidden": (
-            f"hidden by {chosen[0]}" if chosen else "",
-            "training lands on the CPU: every program started from here sees no GPU",
+            words("doctor.hidden", by=chosen[0] if chosen else ""),
+            words("doctor.hidden_why"),
             f"unset {first}",
         ),
         "build": (
-            f"but torch {machine.torch_version} is a build for the CPU only",
-            "training lands on the CPU: torch.cuda.is_available() is False with this build",
-            REINSTALL,
+            words("doctor.cpu_build", torch=machine.torch_version),
+            words("doctor.cpu_build_why"),
+            words(REINSTALL),
         ),
         "old": (
-            "but its driver is too old for this torch",
-            "training lands on the CPU: torch finds no GPU with this driver",
-            "update the GPU driver, or install a torch for it",
+            words("doctor.old_driver"),
+            words("doctor.old_driver_why"),
+            words("doctor.old_driver_next"),
         ),
         "unnamed": (
-            f"none of them named by {', '.join(chosen)}",
-            "training lands on the CPU: an entry that names no GPU ends the list",
-            f"unset {first}, or name GPUs that nvidia-smi -L lists",
+            words("doctor.unnamed", by=", ".join(chosen)),
+            words("doctor.unnamed_why"),
+            words("finding.unseen_gpu.next_hidden", variable=first),
         ),
         "trouble": (
-            f"but torch cannot use them: {facts.get('torch_trouble') or 'it does not say why'}",
-            "training lands on the CPU or fails at the first .cuda()",
-            "python -c 'import torch; torch.cuda.init()' shows torch's own error",
+            words("doctor.unusable", why=facts.get("torch_trouble") or words(SILENT)),
+            words("doctor.unusable_why"),
+            words("doctor.unusable_next"),
         ),
     }[cause]
     return Check(
         status=BAD,
-        what=f"{gpus} here, {what}",
+        what=words("doctor.gpus_here", gpus=gpus, what=what),
         why=why,
         next=advice,
     )
@@ -160,10 +165,13 @@ def _is_busy(gpu: Mapping[str, Any]) -> bool:
 
 
 def _sentence(gpu: Mapping[str, Any]) -> str:
-    busy = f"{format_share(gpu['busy_share'])} busy, " if gpu["busy_share"] is not None else ""
-    pids = ", ".join(str(pid) for pid in gpu["pids"])
-    by = f", by process {pids}" if pids else ""
-    return f"GPU {gpu['index']}: {busy}{format_bytes(gpu['used_bytes'])} held{by}"
+    share, pids = gpu["busy_share"], ", ".join(str(pid) for pid in gpu["pids"])
+    parts = [words("doctor.held", size=format_bytes(gpu["used_bytes"]))]
+    if share is not None:
+        parts.insert(0, words("doctor.busy", share=format_share(share)))
+    if pids:
+        parts.append(words("doctor.held_by", processes=pids))
+    return words("doctor.gpu", n=str(gpu["index"]), parts=tuple(parts))
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -196,15 +204,16 @@ def cores(machine: Machine) -> Check:
     seen, usable = machine.logical_cores, machine.usable_cores
     affinity, quota = machine.facts.get("affinity_cores", seen), machine.facts.get("quota_cores")
     if usable >= seen:
-        return Check(status=OK, what=f"{usable} cores, all of them usable")
-    cause = f"the affinity mask leaves {affinity}"
+        return Check(status=OK, what=words("doctor.all_cores", n=str(usable)))
+    cause = words("doctor.affinity", n=str(affinity))
     if quota is not None and quota < affinity:
-        cause = f"the cgroup's CPU quota is {quota:g}"
+        cause = words("doctor.quota", n=f"{quota:g}")
+    n, of = str(usable), str(seen)
     return Check(
         status=WARN,
-        what=f"{usable} of {seen} cores usable: {cause}",
-        why=f"os.cpu_count() says {seen}; whoever starts that many threads or workers is throttled",
-        next=f"num_workers up to {usable}; export OMP_NUM_THREADS={usable}",
+        what=words("doctor.some_cores", n=n, of=of, why=cause),
+        why=words("doctor.some_cores_why", of=of),
+        next=words("doctor.some_cores_next", n=n),
     )
 
 
@@ -217,11 +226,11 @@ def threads(machine: Machine) -> Check | None:
     if count <= machine.usable_cores and (count > 1 or machine.device.kind != "cpu"):
         return Check(status=OK, what=f"OMP_NUM_THREADS={count}")
     if count == 1 == machine.usable_cores:
-        return Check(status=OK, what="OMP_NUM_THREADS=1 on one core")
-    why = "threads wait for each other on too few cores" if count > 1 else "one core does the work"
+        return Check(status=OK, what=words("doctor.one_thread"))
+    why = words("doctor.many_threads" if count > 1 else "doctor.few_threads")
     return Check(
         status=WARN,
-        what=f"OMP_NUM_THREADS={count} on {machine.usable_cores} usable cores",
+        what=words("doctor.threads", n=str(count), cores=str(machine.usable_cores)),
         why=why,
         next=f"export OMP_NUM_THREADS={machine.usable_cores}",
     )
@@ -231,15 +240,16 @@ def memory(machine: Machine) -> Check:
     """Report the memory limit and swap in use."""
     facts = machine.facts
     limited = facts.get("memory_limit_bytes") is not None
-    what = f"{format_bytes(machine.memory_bytes)} of memory{' (cgroup limit)' if limited else ''}"
+    name = "doctor.memory_limit" if limited else "doctor.memory"
+    what = words(name, size=format_bytes(machine.memory_bytes))
     used = facts.get("swap_used_bytes", 0)
     if used < machine.memory_bytes / 100:
-        return Check(status=OK, what=f"{what}, no swap in use")
+        return Check(status=OK, what=words("doctor.no_swap", memory=what))
     return Check(
         status=WARN,
-        what=f"{what}, {format_bytes(used)} swapped out",
-        why="a page that has to come back from disk stalls the step that touches it",
-        next="close what holds the memory; fewer workers and a smaller prefetch_factor need less",
+        what=words("doctor.swap", memory=what, size=format_bytes(used)),
+        why=words("doctor.swap_why"),
+        next=words("doctor.swap_next"),
     )
 
 
@@ -249,14 +259,14 @@ def shared_memory(machine: Machine) -> Check | None:
         return None
     size, free = machine.facts.get("shm_bytes", 0), machine.shm_free_bytes
     if free >= ROOMY_SHM_BYTES:
-        return Check(status=OK, what=f"/dev/shm: {format_bytes(free)} free")
+        return Check(status=OK, what=words("doctor.shm", free=format_bytes(free)))
     return Check(
         status=BAD if not size else WARN,
-        what=f"/dev/shm: {format_bytes(free)} free of {format_bytes(size)}"
+        what=words("doctor.shm_of", free=format_bytes(free), size=format_bytes(size))
         if size
-        else "no /dev/shm",
-        why="loader workers hand batches over through it; when it is full they die of 'Bus error'",
-        next="docker run --shm-size=8g (or --ipc=host); until then few workers, small prefetch",
+        else words("doctor.no_shm"),
+        why=words("doctor.shm_why"),
+        next=words("doctor.shm_next"),
     )
 
 
@@ -266,13 +276,14 @@ def open_files(machine: Machine) -> Check | None:
     if soft is None or hard is None:
         return None
     if soft < 0 or soft >= ENOUGH_FILES:
-        return Check(status=OK, what=f"open files: limit {'none' if soft < 0 else soft}")
+        n = words("doctor.no_limit") if soft < 0 else str(soft)
+        return Check(status=OK, what=words("doctor.open_files", n=n))
     reachable = ENOUGH_FILES if hard < 0 else min(hard, ENOUGH_FILES)
     return Check(
         status=WARN,
-        what=f"open files: limit {soft}",
-        why="each tensor of a waiting batch is one open file: 'received 0 items of ancdata'",
-        next=f"ulimit -n {reachable}" if reachable > soft else "ask for a higher hard limit",
+        what=words("doctor.open_files", n=str(soft)),
+        why=words("doctor.open_files_why"),
+        next=f"ulimit -n {reachable}" if reachable > soft else words("doctor.hard_limit"),
     )
 
 
@@ -282,12 +293,12 @@ def huge_pages(machine: Machine) -> Check | None:
     if not mode:
         return None
     if mode != "never":
-        return Check(status=OK, what=f"transparent huge pages: {mode}")
+        return Check(status=OK, what=words("doctor.huge_pages", mode=mode))
     return Check(
         status=WARN,
-        what="transparent huge pages: never",
-        why="big activations come in 4 KiB pages, one page fault each",
-        next="echo madvise > /sys/kernel/mm/transparent_hugepage/enabled   (as root)",
+        what=words("doctor.huge_pages", mode=mode),
+        why=words("doctor.huge_pages_why"),
+        next=words("doctor.huge_pages_next"),
     )
 
 
@@ -298,28 +309,31 @@ def disk(folder: Path) -> Check:
     except OSError as error:
         return Check(
             status=BAD,
-            what=f"{folder} cannot be written: {error.strerror or error}",
-            why="checkpoints and flatout's own results could not be saved there",
-            next="free some space, or set TMPDIR to a folder that can be written",
+            what=words("doctor.no_writing", folder=str(folder), why=str(error.strerror or error)),
+            why=words("doctor.no_writing_why"),
+            next=words("doctor.no_writing_next"),
         )
-    what = (
-        f"{folder}: reads {format_bytes(speed.read_bytes_per_s)}/s, "
-        f"writes {format_bytes(speed.write_bytes_per_s)}/s, {format_bytes(speed.free_bytes)} free "
-        f"({format_bytes(speed.probe_bytes)} probe)"
+    what = words(
+        "doctor.disk",
+        folder=str(folder),
+        read=format_bytes(speed.read_bytes_per_s),
+        write=format_bytes(speed.write_bytes_per_s),
+        free=format_bytes(speed.free_bytes),
+        probe=format_bytes(speed.probe_bytes),
     )
     if speed.free_bytes < LITTLE_DISK_BYTES:
         return Check(
             status=WARN,
             what=what,
-            why="a few checkpoints fill the disk, and a save that fails half-way is lost",
-            next="free some space before a long training",
+            why=words("doctor.little_disk_why"),
+            next=words("doctor.little_disk_next"),
         )
     if speed.read_bytes_per_s < SLOW_DISK_BYTES_PER_S:
         return Check(
             status=WARN,
             what=what,
-            why="data sets read from here will starve the device",
-            next="copy the data to a local disk, or into one packed file",
+            why=words("doctor.slow_disk_why"),
+            next=words("doctor.slow_disk_next"),
         )
     return Check(status=OK, what=what)
 
@@ -327,13 +341,16 @@ def disk(folder: Path) -> Check:
 def quiet(load: Load) -> Check:
     """Report that others are using the cores right now."""
     if load.foreign_share <= DISTURBING_SHARE and load.steal_share <= DISTURBING_SHARE:
-        return Check(status=OK, what="the cores are free for measuring")
+        return Check(status=OK, what=words("doctor.quiet"))
     return Check(
         status=WARN,
-        what=f"others use {format_share(load.foreign_share)} of the cores now"
-        f" ({format_share(load.steal_share)} is taken by other virtual machines)",
-        why="trials beside foreign load are thrown away and repeated, so tuning takes longer",
-        next="stop the other work while tuning",
+        what=words(
+            "doctor.loaded",
+            share=format_share(load.foreign_share),
+            steal=format_share(load.steal_share),
+        ),
+        why=words("doctor.loaded_why"),
+        next=words("doctor.loaded_next"),
     )
 
 
@@ -341,9 +358,10 @@ OLDEST_TORCH = (2, 9)
 """As in the package's own requirements: older ones lack hooks that the hook points stand on."""
 
 SLOWING_VARIABLES = {
-    "CUDA_LAUNCH_BLOCKING": "every kernel is waited for: fit for finding a fault, not for training",
-    "TORCH_COMPILE_DISABLE": "torch.compile does nothing",
+    "CUDA_LAUNCH_BLOCKING": "doctor.blocking",
+    "TORCH_COMPILE_DISABLE": "doctor.not_compiling",
 }
+"""Each with the message that says what it does."""
 
 
 def versions(machine: Machine) -> Check:
@@ -352,9 +370,9 @@ def versions(machine: Machine) -> Check:
     if not machine.torch_version:
         return Check(
             status=BAD,
-            what=f"Python {python}, no torch",
-            why="there is nothing to train with in this environment",
-            next="activate the environment your training uses, or: pip install torch",
+            what=words("doctor.no_torch", python=python),
+            why=words("doctor.no_torch_why"),
+            next=words("doctor.no_torch_next"),
         )
     what = f"Python {python}, torch {machine.torch_version}"
     found = tuple(int(part) for part in machine.torch_version.split(".")[:2] if part.isdigit())
@@ -362,7 +380,7 @@ def versions(machine: Machine) -> Check:
         return Check(
             status=BAD,
             what=what,
-            why=f"flatout needs torch {'.'.join(map(str, OLDEST_TORCH))} or newer",
+            why=words("doctor.old_torch", version=".".join(map(str, OLDEST_TORCH))),
             next="pip install --upgrade torch",
         )
     return Check(status=OK, what=what)
@@ -374,19 +392,19 @@ def compiler(machine: Machine) -> Check:
     if not found:
         return Check(
             status=WARN,
-            what="no C++ compiler (g++ or clang++)",
-            why="torch.compile fails on the CPU, and on a GPU where Triton builds its launcher",
-            next="apt-get install g++   (or set CXX)",
+            what=words("doctor.no_compiler"),
+            why=words("doctor.no_compiler_why"),
+            next=words("doctor.no_compiler_next"),
         )
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.is_file():
         return Check(
             status=WARN,
-            what=f"{found}, but no Python headers ({header} is missing)",
-            why="torch.compile builds small Python extensions and fails without them",
-            next="apt-get install python3-dev   (the one of this Python version)",
+            what=words("doctor.no_headers", compiler=found, header=str(header)),
+            why=words("doctor.no_headers_why"),
+            next=words("doctor.no_headers_next"),
         )
-    return Check(status=OK, what=f"torch.compile can use {found}")
+    return Check(status=OK, what=words("doctor.compiler", compiler=found))
 
 
 def allocator(machine: Machine) -> Check | None:
@@ -397,8 +415,8 @@ def allocator(machine: Machine) -> Check | None:
         return Check(status=OK, what=f"tcmalloc: {machine.tcmalloc_path}")
     return Check(
         status=WARN,
-        what="tcmalloc is not installed",
-        why="a faster allocator, worth trying for training on the CPU, is not available",
+        what=words("doctor.no_tcmalloc"),
+        why=words("doctor.no_tcmalloc_why"),
         next="apt-get install libtcmalloc-minimal4",
     )
 
@@ -412,7 +430,7 @@ def variables(machine: Machine) -> Check | None:
     return Check(
         status=WARN,
         what=", ".join(f"{name}={found[name]}" for name in slowing),
-        why="; ".join(SLOWING_VARIABLES[name] for name in slowing),
+        why=joined(*(words(SLOWING_VARIABLES[name]) for name in slowing)),
         next=f"unset {' '.join(slowing)}",
     )
 

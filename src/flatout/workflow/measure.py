@@ -11,6 +11,7 @@ from flatout.hardware.machine import read_machine
 from flatout.launch.trial_process import clean_up_stale_trials
 from flatout.records.errors import UserError
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Trial, Workload
@@ -94,7 +95,7 @@ def add_places(profile: Profile, workload: Workload) -> Profile:
     try:
         checked = check([Path(path) for path in files])
     except UserError as error:
-        return passes.with_note(profile, f"the source was not checked: {error}")
+        return passes.with_note(profile, words("note.not_checked", error=str(error)))
     found = []
     for checked_path, finding in checked.findings():
         file = files[checked_path]
@@ -116,7 +117,7 @@ def _time(runner: PassRunner, runs: int) -> Trial:
             break
         # The limit alone ends such a run: preparing data may be silent for minutes.
         trial = runner.run(
-            "the steps as they are", TIMED_PROBES, traces_kernels=True, skips_below_s=SHORT_STEP_S
+            words("progress.plain"), TIMED_PROBES, traces_kernels=True, skips_below_s=SHORT_STEP_S
         )
         if trial.profile is None:
             return trial
@@ -126,7 +127,6 @@ def _time(runner: PassRunner, runs: int) -> Trial:
     assert middle.profile is not None
     profile = replace(middle.profile, process_steps_ms=tuple(steps_ms))
     if len(steps_ms) < runs:
-        profile = passes.with_note(
-            profile, f"there was time for {len(steps_ms)} of {runs} runs; give a larger --limit"
-        )
+        note = words("note.fewer_runs", n=str(len(steps_ms)), of=str(runs))
+        profile = passes.with_note(profile, note)
     return replace(middle, profile=profile)

@@ -14,6 +14,7 @@ from flatout.data.sources import open_source
 from flatout.data.writer import ESTIMATE_SAMPLES, PackOptions, estimated
 from flatout.hardware.limits import usable_cores
 from flatout.records.live import Tell
+from flatout.records.messages import words
 from flatout.records.units import format_bytes, format_duration
 from flatout.workflow.pack import pack
 
@@ -45,16 +46,17 @@ class PackCost:
         return is_quick and self.bytes <= DISK_SHARE * self.free_bytes
 
     @property
-    def words(self) -> str:
+    def sentence(self) -> str:
         """One sentence for the report."""
-        size, took = format_bytes(self.bytes), format_duration(self.seconds)
-        if self.is_packed:
-            return f"packing the {self.samples} samples of {self.target} took {took} and {size}"
-        return (
-            f"packing all {self.samples} samples of {self.target} would take about {took} and "
-            f"{size} (from {self.seen} of them; {format_bytes(self.free_bytes)} are free), too "
-            f"much for this budget: `flatout pack {self.target} {STORE} --encode raw`, then tune "
-            "again in this folder"
+        return words(
+            f"tune_note.{'packed' if self.is_packed else 'not_packed'}",
+            samples=str(self.samples),
+            target=self.target,
+            time=format_duration(self.seconds),
+            size=format_bytes(self.bytes),
+            n=str(self.seen),
+            free=format_bytes(self.free_bytes),
+            store=STORE,
         )
 
 

@@ -29,6 +29,7 @@ from flatout.records.errors import UserError
 from flatout.records.input_files import read_json
 from flatout.records.machine import Device
 from flatout.records.memory_stream import MemoryStream, Phase
+from flatout.records.messages import Sentence, recognised, words
 from flatout.records.plan import MAX_BATCH, Plan
 from flatout.records.profile import Profile, profile_from_json
 from flatout.records.recipe import Choice, Recipe
@@ -129,7 +130,7 @@ def plan(
         setup = Setup(stream=stream, ground=ground, at=at)
         setup, tried = tracer.with_techniques(replace(setup, finds_batches=options.fit))
         tell("replaying")
-        found = planner.plan_of(_words(target, arguments), setup, fit=options.fit)
+        found = planner.plan_of(" ".join([target, *arguments]), setup, fit=options.fit)
         if model is not None and options.fit:
             found = tracer.checked(found, model)
         if ground.ranks > 1:
@@ -146,13 +147,10 @@ def _with_ways(found: Plan, setup: Setup, target: str, options: PlanOptions) -> 
     """Return the plan with the ways to spread the training, and how many GPUs are worth it."""
     batch, ground = found.batch, setup.ground
     if setup.at is None or batch is None:
-        note = "ways to spread it over GPUs cannot be compared without a batch that can be changed"
+        note = words("plan.no_ways")
         return replace(found, notes=(*found.notes, note))
     if transforms.holds_shards(setup.stream):
-        note = (
-            "the script spreads its model over the ranks itself: this is the plan of its first "
-            "rank, and other ways to spread it cannot be compared"
-        )
+        note = words("plan.own_shards")
         return replace(found, notes=(*found.notes, note))
     training = Training(
         at=setup.at,
@@ -296,14 +294,14 @@ class _Tracer:
     def model(self, stream: MemoryStream) -> tuple[Affine | None, tuple[str, ...]]:
         """Return the stream at every batch, or why that cannot be said."""
         if stream.batch is None:
-            return None, ("the batch is not known, so none other can be planned from this trace",)
+            return None, (words("plan.no_batch"),)
         try:
             more = self.traced(stream.batch + 1, f"a batch of {stream.batch + 1}")
             found = self._affine(stream, more)
         except (NotAffineError, UserError) as error:
-            return None, (f"other batches cannot be planned: {error}",)
+            return None, (words("plan.no_other_batch", why=str(error)),)
         if not found.bytes_per_sample:
-            return None, ("a further sample changes nothing, so the batch cannot be planned",)
+            return None, (words("plan.same_batch"),)
         return found, ()
 
     def _affine(self, stream: MemoryStream, more: MemoryStream) -> Affine:
@@ -334,7 +332,7 @@ class _Tracer:
             try:
                 found = self.whole(self.traced(setup.stream.batch, label, choice))
             except UserError as error:
-                notes.append(f"{label} could not be traced and stands on its model: {error}")
+                notes.append(words("plan.not_traced", technique=label, why=str(error)))
                 continue
             refusal = _refusal(found, choice) or _uselessness(found, setup.stream, label)
             if refusal:
@@ -366,21 +364,20 @@ class _Tracer:
                 traced = self.traced(batch, f"the largest batch, {batch}")
                 off = difference(model.at(batch), traced)
             except (NotAffineError, UserError) as error:
-                words = f"a trace at a batch of {batch} cannot be compared: {error}"
-                return replace(found, checked=words)
+                why = words("plan.not_compared", batch=str(batch), why=str(error))
+                return replace(found, checked=why)
             limit = self.ground.limit(traced)
             played = steady_replay(self.whole(traced), self.ground.settings, limit)
             if played.fits and not played.steady_retries:
-                words = (
-                    f"a trace at a batch of {batch}: {off.count} of {off.total} allocations differ "
-                    "from the extrapolation"
-                )
-                return replace(found, checked=words, largest_batch=batches)
+                about = {"batch": str(batch), "n": str(off.count), "of": str(off.total)}
+                said = words("plan.checked", **about)
+                return replace(found, checked=said, largest_batch=batches)
             batches = replace(batches, without_retries=batch * 99 // 100 or None)
-        words = "the extrapolation does not hold at the largest batch; treat it as a first try"
-        return replace(found, checked=words, largest_batch=batches)
+        return replace(found, checked=words("plan.does_not_hold"), largest_batch=batches)
 
 
+REFUSED = "traced.does_not_apply"
+"""The message of a trace in which a technique changed nothing."""
 BY_HAND = "(by hand)"
 """In the labels of what no recipe can do."""
 TRACED_HOOK_POINTS = frozenset({"model", "forward", "optimizer", "end"})
@@ -412,18 +409,18 @@ def _is_traceable(name: str) -> bool:
 
 def _refusal(stream: MemoryStream, choice: Choice) -> str:
     """Return the note that says why a technique changed nothing; empty if it acted."""
-    start = f"{choice.technique} does not apply"
-    return next((note for note in stream.notes if note.startswith(start)), "")
+    for note in map(recognised, stream.notes):
+        if not isinstance(note, Sentence) or note.code != REFUSED:
+            continue
+        if note.fields["technique"] == choice.technique:
+            return note
+    return ""
 
 
 def _uselessness(found: MemoryStream, stream: MemoryStream, label: str) -> str:
     if max(found.alive()) < max(stream.alive()):
         return ""
-    return f"{label} was traced and lowers no peak of the first {found.steps} steps"
-
-
-def _words(target: str, arguments: tuple[str, ...]) -> str:
-    return " ".join([target, *arguments])
+    return words("plan.useless", technique=label, n=str(found.steps))
 
 
 def _relative(line: str) -> str:

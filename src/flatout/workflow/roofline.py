@@ -12,6 +12,7 @@ from flatout.hardware.peaks import Peaks, PeaksOf, read_peaks
 from flatout.launch.trial_process import clean_up_stale_trials, scratch_root
 from flatout.records.errors import UserError
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.roofline import DeviceCeilings, Product, ProductAdvice, Roofline
@@ -83,7 +84,7 @@ def roofline(
     runner = PassRunner(
         workload=workload, recipe=recipe, machine=machine, limit_s=limit_s, tell=tell
     )
-    trial = runner.run("the steps as they are", {})
+    trial = runner.run(words("progress.plain"), {})
     if trial.profile is None:
         raise UserError(f"{workload.command_line} showed no steady step: {trial.message}")
     found = products.look(runner)
@@ -92,10 +93,10 @@ def roofline(
     used = tuple(sorted({row.product.dtype for row in rows}))
     ceilings = _ceilings(machine, kind, used, workload.python, tell)
     timer = _Timer(device=kind, threads=found["threads"], python=workload.python, clock=clock)
-    tell(f"{len(rows)} distinct products, each alone")
+    tell(words("progress.alone", n=str(len(rows))))
     rows = _timed(rows, timer, ceilings)
     ceilings = _raised(ceilings, rows)
-    tell("what would make them faster")
+    tell(words("progress.changes"))
     return _noted(
         Roofline(
             ceilings=ceilings,
@@ -123,7 +124,7 @@ class _Timer:
     def times(self, groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[dict[str, Any]]]:
         """Return what each call took, or why it was not timed."""
         if self.clock.left_s < FEWEST_LEFT_S:
-            why = "no time was left to time it alone"
+            why = words("roofline.no_time")
             return [[{"why": why} for _ in group] for group in groups]
         try:
             return time_alone(
@@ -214,7 +215,7 @@ def _ceilings(
     peaks: dict[str, Peaks] = {}
     missing: dict[str, str] = {}
     for dtype in dict.fromkeys((*ARITHMETIC[kind], *used)):
-        tell(f"the peak in {dtype}")
+        tell(words("progress.peak", dtype=dtype))
         wanted = PeaksOf(
             device_kind=kind,
             device_name=name,
@@ -263,18 +264,15 @@ def _noted(found: Roofline, profile: Profile, *, is_compiled: bool) -> Roofline:
     """Add what the reader should know."""
     notes = list(profile.invalid)
     if not found.products:
-        notes.append("no matrix product and no convolution was seen in the steps")
+        notes.append(words("roofline.no_products"))
     if found.step_ms and found.products_ms > MOST_OF_STEP * found.step_ms:
         share = format_share(found.products_ms / found.step_ms)
-        notes.append(
-            f"the products alone take {share} of the step: in the step their operands come "
-            "from the caches, or one of the two measurements was disturbed"
-        )
+        notes.append(words("roofline.too_much", share=share))
     untimed = [product for product in found.products if product.ms is None]
     if untimed:
-        notes.append(f"{len(untimed)} products were not timed: {untimed[0].why}")
+        notes.append(words("roofline.untimed", n=str(len(untimed)), why=untimed[0].why))
     if is_compiled or any(model.is_compiled for model in profile.models):
-        notes.append("the model is compiled: its products were seen as they are without that")
+        notes.append(words("roofline.compiled"))
     return replace(found, notes=tuple(notes))
 
 

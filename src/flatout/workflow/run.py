@@ -33,7 +33,7 @@ from flatout.records import catalogue
 from flatout.records.errors import UserError, describe_exhaustion
 from flatout.records.input_files import parse_json, read_json
 from flatout.records.json_records import from_plain, to_plain
-from flatout.records.messages import ENGLISH, messages, words
+from flatout.records.messages import ENGLISH, joined, messages, words
 from flatout.records.parallel import check_world, refit, script_settings, spec_for
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics, hook_points_of, name_of
@@ -62,7 +62,8 @@ class FittingRecipe:
     def label(self) -> str:
         """One line for people."""
         names = " + ".join(choice.label for choice in self.choices)
-        return f"{names} (saves {format_bytes(self.saved_bytes)}, {self.time_ratio:.2f}x the time)"
+        saved, ratio = format_bytes(self.saved_bytes), f"{self.time_ratio:.2f}"
+        return words("run.way", techniques=names, saved=saved, ratio=ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +168,7 @@ def tell_exhaustion(where: str, plan: RunPlan | None, target: str, language: str
         size = format_bytes(plan.bytes["reserved"])
         said = words("run.should_fit", size=size, device=plan.device)
     elif plan.ways:
-        said = words("run.ways", ways="; ".join(way.label for way in plan.ways[:3]))
+        said = words("run.ways", ways=joined(*(way.label for way in plan.ways[:3])))
     tell(said, language)
 
 

@@ -15,13 +15,13 @@ from flatout.records import catalogue
 from flatout.records.ablation import LossCheck, Method, Survey, SurveyRow, Verdict, methods
 from flatout.records.live import Tell
 from flatout.records.machine import Machine
-from flatout.records.messages import words
+from flatout.records.messages import interval_of, times, words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Rule
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Workload
-from flatout.records.units import format_bytes, format_interval, format_ratio
+from flatout.records.units import format_bytes
 from flatout.techniques.memory_pressure import peak_bytes, state_bytes
 from flatout.tuning.experiments import ENDS, Budget, stop_of
 from flatout.tuning.pairs import Match, play, verdict_of
@@ -90,7 +90,7 @@ def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Mac
     def counted(trying: str, *, event: str = "") -> None:
         tell(replace(progress(budget, trying, event=event), num_runs=runner.num_runs))
 
-    counted("the unchanged script", event="measuring the unchanged script")
+    counted(words("trying.unchanged"), event=words("trying.measuring"))
     first = runner.time(Recipe())
     if first.outcome is not Outcome.OK or first.profile is None:
         raise BaselineFailedError(first)
@@ -103,11 +103,11 @@ def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Mac
                 stopped = "budget"
                 rows.append(_empty(method))
                 continue
-            counted(f"{method.name} (row {len(rows) + 1} of {len(asked)})")
+            counted(_of(method.name, len(rows) + 1, len(asked)))
             # Each of those left gets as much: one that takes long must not cost the others theirs.
             share_s = budget.left_s / (len(asked) - len(rows))
             rows.append(_row(runner, method, first.profile, budget, budget.elapsed_s + share_s))
-            counted("", event=f"{_event(rows[-1])} (row {len(rows)} of {len(asked)})")
+            counted("", event=_of(_event(rows[-1]), len(rows), len(asked)))
     except ENDS as end:
         stopped = stop_of(end)
     rows += [_empty(method) for method in asked[len(rows) :]]
@@ -210,8 +210,16 @@ def _empty(method: Method) -> SurveyRow:
 
 def _event(row: SurveyRow) -> str:
     """Return one line about a row for the running display."""
+    method, status = row.method, words(f"trying.status_{row.status}")
     if row.comparison is None:
-        return f"{row.method}: {row.status.replace('_', ' ')}"
-    interval = format_interval(*row.comparison.interval)
-    memory = f", memory {format_ratio(row.peak_ratio)}" if row.peak_ratio else ""
-    return f"{row.method}: {format_ratio(row.comparison.ratio)} ({interval}){memory}"
+        return words("joint.because", one=method, other=status)
+    interval = interval_of(row.comparison.interval)
+    ratio = times(row.comparison.ratio)
+    if not row.peak_ratio:
+        return words("trying.method", method=method, ratio=ratio, interval=interval)
+    about = {"method": method, "ratio": ratio, "interval": interval}
+    return words("trying.method_and_memory", **about, memory=times(row.peak_ratio))
+
+
+def _of(what: str, number: int, count: int) -> str:
+    return words("trying.row_of", what=what, n=str(number), of=str(count))

@@ -22,6 +22,7 @@ from flatout.records.errors import UserError, unknown
 from flatout.records.json_records import to_plain
 from flatout.records.live import Progress
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import Rule
@@ -59,10 +60,6 @@ from flatout.workflow.pack_for_tuning import pack_for_tuning
 RECORDS = 5
 """Version of what a journal holds alongside the trials' own schema: those of another are not read.
 """
-WARM = (
-    "an earlier tuning of this script left a compile cache: without it, techniques that compile "
-    "may need longer at the start than is said here"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +175,7 @@ def _packed(options: TuneOptions, tell: Tell) -> tuple[TuneOptions, tuple[str, .
     began_s = options.clock()
     cost = pack_for_tuning(options.pack, options.out, options.budget_s, tell)
     left_s = max(options.budget_s - (options.clock() - began_s), 1.0)
-    return replace(options, budget_s=left_s), (cost.words,)
+    return replace(options, budget_s=left_s), (cost.sentence,)
 
 
 def _wrong_places(workload: Workload, acknowledged: Sequence[str]) -> list[tuple[str, str]]:
@@ -350,15 +347,14 @@ def _ablation(tuned: Tuned, runner: TrialRunner) -> Ablation:
         now = state.looked(proof.final or state.profile, recipe)
         state.notes += note_prepared(recipe, now, history.machine)
     if runner.was_compiled and any(row.startup_s for row in state.rows):
-        state.notes.append(WARM)
+        state.notes.append(words("tune_note.warm"))
     if history.disturbed:
         state.notes.append(
-            f"{history.disturbed} of {history.timed} trials were disturbed by other work "
-            + (
-                "and count where both sides saw the same load"
-                if history.accepts_load
-                else f"and do not count; {format_duration(history.lost_s)} went into them and into "
-                "waiting for quiet"
+            words(
+                f"tune_note.disturbed_{'count' if history.accepts_load else 'lost'}",
+                n=str(history.disturbed),
+                trials=str(history.timed),
+                time=format_duration(history.lost_s),
             )
         )
     return Ablation(

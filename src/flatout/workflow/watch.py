@@ -24,6 +24,7 @@ from flatout.records.live import (
     LiveTrainer,
     LiveView,
 )
+from flatout.records.messages import words
 
 EVERY_S = 1.0
 """Time between two looks; the drivers renew their utilisation about as often."""
@@ -34,7 +35,6 @@ QUIET_STEPS = 5.0
 """A job is quiet when its last step is longer ago than ten seconds and than five steps."""
 RECORDS = "status-*.json"
 COMPUTING = ("forward", "backward", "optimizer")
-NOT_TIMED = "not timed in a running job; SM active and GPU-Util tell what the device does"
 
 
 class Watcher:
@@ -86,15 +86,15 @@ class Watcher:
         return None
 
     def _notes(self, job: LiveJob | None) -> list[str]:
-        notes = []
+        notes: list[str] = []
         if self.is_over:
-            notes.append("the job has ended")
+            notes.append(words("watch.ended"))
         elif job is None and self.facts is not None:
-            notes.append("between two trials")
+            notes.append(words("watch.between"))
         elif job is None:
-            notes.append("no flatout job is running on this machine by this user")
+            notes.append(words("watch.no_job"))
         if self.sources.trouble:
-            notes.append(f"no GPU is shown: {self.sources.trouble}")
+            notes.append(words("watch.no_gpu", why=self.sources.trouble))
         return notes
 
     def _gpus(self, job: LiveJob | None) -> tuple[LiveGpu, ...]:
@@ -235,13 +235,14 @@ def _trainer(record: Mapping[str, Any], now_s: float) -> LiveTrainer:
 
 def _missing(trainer: LiveTrainer) -> dict[str, str]:
     reasons = {
-        "busy_share": NOT_TIMED,
-        "samples_per_s": "no loader was seen that gave batches with a first dimension",
-        "loss": "no backward on a single loss, or it cannot be read without waiting",
-        "step_ms": "no whole step yet",
-        "memory_bytes": "the process is not readable",
+        "busy_share": "not_timed",
+        "samples_per_s": "no_samples",
+        "loss": "no_loss",
+        "step_ms": "no_step",
+        "memory_bytes": "no_process",
     }
-    return {name: why for name, why in reasons.items() if getattr(trainer, name) is None}
+    unknown = {name: why for name, why in reasons.items() if getattr(trainer, name) is None}
+    return {name: words(f"watch.{why}") for name, why in unknown.items()}
 
 
 def _resident_bytes(pid: int) -> int | None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flatout.records.ablation import Comparison, Feeding, LossCheck, Verdict
-from flatout.records.messages import messages
+from flatout.records.messages import joined, messages, words
 from flatout.records.profile import Ceilings
 from flatout.records.readings import Consumer, TraceEntry, TraceSummary
 from flatout.records.recipe import Choice, Recipe
@@ -253,15 +253,32 @@ def test_much_to_gain_from_data_is_not_called_nothing_worth_changing(leave):
     assert "up to 9.00x" in text
 
 
-def test_the_report_of_a_tuning_is_said_in_korean(tuned, leave):
+REASONS = (
+    words("row.not_alone", technique="bf16_autocast"),
+    words("screen.failed_together", why=words("trial.not_finite", step="3")),
+    joined(words("guard.not_finite"), words("row.guard_rejects", techniques="bf16_autocast")),
+)
+NOTES = (
+    words("tune_note.not_confirmed", recipe="bf16_autocast", why=REASONS[1]),
+    words("tune_note.time_needed", one="10 s", proof="3 min", another="1 min"),
+    words("scan.none_better", shown="2: 1.10x", n="4"),
+    words("spread.taken", shown=(words("spread.too_small"),), way="ranks"),
+)
+
+
+@pytest.mark.parametrize("written", [lambda text: text, str], ids=["made", "read"])
+def test_the_report_of_a_tuning_is_said_in_korean(tuned, leave, written):
     for ablation in (tuned, leave):
-        rows = tuple(replace(row, why="") for row in ablation.rows)
-        check = replace(ablation.aa_check, why="") if ablation.aa_check else None
-        own = replace(ablation, rows=rows, aa_check=check, notes=())
+        rows = tuple(
+            replace(row, why=written(REASONS[place % len(REASONS)]))
+            for place, row in enumerate(ablation.rows)
+        )
+        check = LossCheck(status="within", why=written(words("guard.repeats", n="20")))
+        own = replace(ablation, rows=rows, aa_check=check, notes=tuple(map(written, NOTES)))
 
         text = render_ablation(own, language="ko", width=120, details=True)
 
-        assert not re.search(r"[a-z]+ (the|of|is|that|not) [a-z]+", text)
+        assert not re.search(r"[a-z]+ (the|of|is|that|not|a|it) [a-z]+", text)
         assert text.splitlines()[-1].startswith(messages("ko")("label.next"))
 
 

@@ -35,7 +35,6 @@ MOST_LOOKED_AT = 1 << 22
 logits are 823 million, that is some 250 for each token: a mean over four million moves by far less
 than what the check allows, and all of them would be gigabytes to copy and add up under each seed.
 """
-UNKNOWN = "whether dropout acts in root {} is not known: its outputs could not be compared"
 
 
 class ActivityRecorder:
@@ -142,18 +141,19 @@ def find_fault(
     >>> find_fault({"0": 0.3}, {"0": 0.2}) is None
     True
     """
+    # Here, and below: the training's process may lack what reads messages, and says none of them.
+    from flatout.records.messages import words
+
     for number, expected in baseline.items():
         assert expected is not None, "there is nothing to hold a candidate against"
         if number not in candidate:
-            return f"root {number} was not called, so whether dropout acts is not known"
+            return words("guard.root_not_called", n=number)
         found = candidate[number]
         if found is None:
-            return f"{UNKNOWN.format(number)} under the recipe"
+            return words("guard.root_unknown", n=number)
         if found < LEAST_SHARE * expected and expected > ACTIVE:
-            return (
-                f"dropout no longer acts: over {SEEDS} seeds the output moves by {found:.2g} of "
-                f"its size instead of {expected:.2g}"
-            )
+            about = {"n": str(SEEDS), "now": f"{found:.2g}", "was": f"{expected:.2g}"}
+            return words("guard.no_dropout", **about)
     return None
 
 
@@ -168,10 +168,12 @@ def find_unknown(activity: Mapping[str, float | None] | None) -> str | None:
     >>> find_unknown({"0": 0.3}) is None
     True
     """
+    from flatout.records.messages import words
+
     if activity is None:
-        return "no record of whether dropout acts in the unchanged script was left"
+        return words("guard.no_activity")
     number = next((number for number, share in activity.items() if share is None), None)
-    return None if number is None else f"{UNKNOWN.format(number)} in the unchanged script"
+    return None if number is None else words("guard.root_unknown_unchanged", n=number)
 
 
 def find_activity(path: str | None) -> dict[str, float | None] | None:

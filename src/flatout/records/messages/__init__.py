@@ -3,9 +3,11 @@
 English is the source: `en.toml` has every name, the other languages the same names with the same
 fields. A rule, a note or a trial says a sentence as `words(name, field=...)`: that is its English
 text, which remembers its name and fields, so that a report can say it in another language. What is
-no such sentence (a script's own words, a note that was read back from a file) stays as it is.
+no such sentence (a script's own words) stays as it is. A sentence that was written to a file as its
+English text, or by code that cannot read the catalogue, is known again by its message.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,9 +15,15 @@ from importlib.resources import files
 from typing import Any, TypeAlias
 
 from flatout.records.input_files import parse_toml
+from flatout.records.units import MAX_RATIO_END, format_interval, format_ratio
 
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "ko")
+FIELD = re.compile(r"\{(\w+)\}")
+LEAST_WORDS = 3
+"""Words of its own that a message has by which its text is known again: fewer fit anything."""
+JOINTS = {"joint.and": "; ", "joint.because": ": "}
+"""Messages that join two texts, and what they put between them."""
 
 Text: TypeAlias = "str | tuple[Text, ...]"
 """What a report says: words of no language, a sentence, or several with commas between them."""
@@ -49,6 +57,17 @@ def words(code: str, /, **fields: Text) -> Sentence:
     return Sentence(code, fields)
 
 
+def times(ratio: float) -> Sentence:
+    """Return a ratio as the language writes it."""
+    return words("unit.ratio", value=format_ratio(ratio)[:-1])
+
+
+def interval_of(interval: tuple[float, float]) -> str:
+    """Return an interval of a ratio; one without a meaningful end is unknown."""
+    is_known = interval[1] <= MAX_RATIO_END
+    return format_interval(*interval) if is_known else words("unit.no_interval")
+
+
 def named(family: str, name: str) -> str:
     """Return the word for a name that other code gave, the name itself where there is none."""
     code = f"{family}.{name}"
@@ -58,6 +77,90 @@ def named(family: str, name: str) -> str:
 def written(text: str) -> str:
     """Return a sentence without its full stop."""
     return text.rstrip(". ") if text.endswith((".", " ")) else text
+
+
+def joined(*texts: str, joint: str = "joint.and") -> str:
+    """Return texts with semicolons, or another joint, between them; each is still a sentence.
+
+    >>> joined("one", "two", "three"), joined("one", "two", joint="joint.with")
+    ('one; two; three', 'one and two')
+    """
+    first, *others = texts
+    return words(joint, one=first, other=joined(*others, joint=joint)) if others else first
+
+
+def code_of(text: str) -> str:
+    """Return the name of a sentence, also of one that was read back; empty for any other text."""
+    known = recognised(text)
+    return known.code if isinstance(known, Sentence) else ""
+
+
+def recognised(text: str) -> str:
+    """Return the sentence that an English text was made as; any other text as it is.
+
+    Of the messages that fit, the one with the most words of its own. Where none does, what is left
+    and right of a semicolon or a colon may each be a sentence.
+
+    >>> recognised("the loss was not finite at step 3").code
+    'trial.not_finite'
+    """
+    short = isinstance(text, Sentence) or text.count(" ") < LEAST_WORDS - 1
+    return text if short else _recognised(text)
+
+
+@lru_cache(maxsize=1024)
+def _recognised(text: str) -> str:
+    single = _fitting(text, of_one=True)
+    if single is not None:
+        return single
+    if text.endswith(".") and isinstance(first := recognised(text[:-1]), Sentence):
+        return Sentence("joint.end", {"text": first})
+    several, most = text, 0
+    for code, joint in JOINTS.items():
+        for place in (found.start() for found in re.finditer(joint, text)):
+            one, other = recognised(text[:place]), recognised(text[place + len(joint) :])
+            count = isinstance(one, Sentence) + isinstance(other, Sentence)
+            if count > most:
+                several, most = Sentence(code, {"one": one, "other": other}), count
+    return several if most == 2 else _fitting(text, of_one=False) or several
+
+
+def _fitting(text: str, *, of_one: bool) -> Sentence | None:
+    """Return the message that a text fits; of one sentence, no field has a semicolon."""
+    for code, template, longest in _known_messages():
+        if longest in text and (found := _pattern(template, of_one=of_one).fullmatch(text)):
+            return Sentence(code, found.groupdict())
+    return None
+
+
+@lru_cache(maxsize=1)
+def _known_messages() -> tuple[tuple[str, str, str], ...]:
+    """Return name, English text and longest part of each message that is known by its words."""
+    found = []
+    for code, template in messages(ENGLISH).texts.items():
+        parts = FIELD.split(template)[::2]
+        if sum(len(re.findall("[A-Za-z]+", part)) for part in parts) >= LEAST_WORDS:
+            found.append((code, template, max(parts, key=len)))
+    found.sort(key=lambda one: -len(FIELD.sub("", one[1])))
+    return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def _pattern(template: str, *, of_one: bool) -> re.Pattern[str]:
+    """Return what finds a message's fields in its text; one that comes twice is the same twice.
+
+    A field that a message begins with takes in no other sentence before it.
+    """
+    seen: set[str] = set()
+    pattern, within = "", "(?:(?!; ).)*?" if of_one else ".*?"
+    for number, part in enumerate(FIELD.split(template)):
+        if number % 2 == 0:
+            pattern += re.escape(part)
+        else:
+            field = within if pattern else "(?:(?!; |: ).)*?"
+            pattern += f"(?P={part})" if part in seen else f"(?P<{part}>{field})"
+            seen.add(part)
+    return re.compile(pattern, re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +191,8 @@ class Messages:
         """
         if isinstance(text, tuple):
             return ", ".join(map(self.text, text))
-        return self.filled(text.code, text.fields) if isinstance(text, Sentence) else text
+        known = text if self.language == ENGLISH else recognised(text)
+        return self.filled(known.code, known.fields) if isinstance(known, Sentence) else text
 
     def filled(self, code: str, fields: Mapping[str, Text]) -> str:
         """Return a message, its fields in this language too."""

@@ -1,11 +1,12 @@
 """A profile in sentences, as messages of the catalogue: what every report on it shares."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
-from flatout.records.messages import Sentence, Text, words, written
+from flatout.records.messages import Sentence, Text, named, times, words, written
 from flatout.records.profile import PHASES, Profile, Regime, most_times
-from flatout.records.units import format_bytes, format_ms, format_rate, format_ratio, format_share
+from flatout.records.units import format_bytes, format_ms, format_rate, format_share
 
 WORTH_A_HEADLINE = 0.10
 """A wait below a tenth of the step is not what a reader should look at first."""
@@ -78,11 +79,6 @@ def known_ceilings(profile: Profile) -> list[tuple[str, float]]:
 def warnings(profile: Profile) -> tuple[Sentence, ...]:
     """Return why the numbers must not be trusted, one sentence each."""
     return tuple(words("headline.invalid", why=written(why)) for why in profile.invalid)
-
-
-def times(ratio: float) -> Sentence:
-    """Return a ratio as the language writes it."""
-    return words("unit.ratio", value=format_ratio(ratio)[:-1])
 
 
 def readings(profile: Profile) -> Iterator[tuple[str, Text]]:
@@ -166,8 +162,14 @@ def left_out(profile: Profile) -> tuple[Sentence, ...]:
     lines = [words(f"missing.{name}") for name, is_absent in absent.items() if is_absent]
     for part in (profile.journey, profile.limits, profile.gpu):
         for name, why in ((part.missing if part else None) or {}).items():
-            lines.append(words("about.missing", name=name, why=written(why)))
+            lines.append(words("about.missing", name=unseen(name), why=written(why)))
     return tuple(lines)
+
+
+def unseen(name: str) -> str:
+    """Return the words for a reading that is missing, its name where there are none."""
+    said = named("unseen", re.sub(r"\W+", "_", name))
+    return said if isinstance(said, Sentence) else name
 
 
 def add_up(values: Sequence[float], unit: float) -> list[float]:

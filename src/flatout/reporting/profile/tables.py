@@ -5,10 +5,11 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from flatout.analysis.disturbance import slowdown
 from flatout.records.catalogue import declared, only_on_request
 from flatout.records.journey import TRAINING, WORKERS, Leg, Pipeline, Stage, WorkerFacts
 from flatout.records.memory import MemoryStory, TensorAtPeak
-from flatout.records.messages import Sentence, Text, named, words, written
+from flatout.records.messages import Sentence, Text, named, times, words, written
 from flatout.records.profile import PHASES, LoaderFacts, Profile
 from flatout.records.readings import GpuReadings, Limits, RankFacts
 from flatout.records.units import (
@@ -38,7 +39,6 @@ from flatout.reporting.profile.sentences import (
     left_out,
     readings,
     share_cells,
-    times,
     warnings,
 )
 
@@ -391,11 +391,12 @@ def _largest(profile: Profile) -> Iterator[Block]:
     )
 
 
-def _tensor(tensor: TensorAtPeak) -> tuple[int, str, str, str, str]:
+def _tensor(tensor: TensorAtPeak) -> tuple[int, str, str, str, Text]:
     dtype = tensor.dtype.removeprefix("torch.")
     shape = f"{' x '.join(map(str, tensor.shape))} {dtype}".strip()
     # What a parameter is for says more than where it was made.
-    place = ", ".join(name for name in (tensor.kind, tensor.module) if name)
+    kind = named("tensor_kind", tensor.kind.replace(" ", "_"))
+    place = tuple(name for name in (kind, tensor.module) if name)
     return tensor.bytes, shape, tensor.line, tensor.phase, place
 
 
@@ -443,8 +444,10 @@ def _gpu(profile: Profile) -> Iterator[Block]:
 
 def _reasons(gpu: GpuReadings) -> Iterator[str]:
     for name in gpu.throttle:
-        share = gpu.throttle_shares.get(name)
-        yield name if share is None else f"{name} ({format_share(share)})"
+        share, said = gpu.throttle_shares.get(name), slowdown(name)
+        if share is not None:
+            said = words("gpu.reason", name=said, share=format_share(share))
+        yield said
 
 
 def _gpu_shares(profile: Profile, gpu: GpuReadings) -> Iterator[tuple[Text, ...]]:

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.records.ablation import Ablation, Comparison, Verdict
-from flatout.records.messages import ENGLISH, Messages, messages
+from flatout.records.messages import ENGLISH, Messages, interval_of, messages
 from flatout.records.profile import PeakBytes, Profile
 from flatout.records.technique import Numerics
 from flatout.records.units import (
     MAX_RATIO_END,
     format_bytes,
-    format_interval,
     format_rate,
     format_ratio,
     format_share,
@@ -165,7 +164,7 @@ def _pair_cells(pair: Comparison | None, say: Messages) -> Cells:
         count = say("gain.both", n=str(pair.n), blocks=str(pair.blocks))
     return {
         "measured_ratio": format_ratio(pair.ratio),
-        "interval": format_interval(*pair.interval),
+        "interval": interval_of(pair.interval),
         "pairs": count,
     }
 

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 from flatout.records.ablation import Ablation, Contrast, Quantity
-from flatout.records.messages import ENGLISH, Messages, Sentence, Text, messages, words
+from flatout.records.messages import ENGLISH, Messages, Sentence, Text, interval_of, messages, words
 from flatout.records.units import (
     format_bytes,
     format_duration,
-    format_interval,
     format_ms,
     format_rate,
     format_ratio,
@@ -247,7 +246,7 @@ def _headline(contrast: Contrast) -> Sentence:
     n = "+".join(map(str, contrast.n))
     proof = words("compare.proof_none", n=n)
     if contrast.interval is not None:
-        proof = words("compare.proof", interval=format_interval(*contrast.interval), n=n)
+        proof = words("compare.proof", interval=interval_of(contrast.interval), n=n)
     name = "no_difference" if contrast.covers_one else "difference"
     ratio = format_ratio(contrast.ratio)
     return words(f"compare.{name}", ratio=ratio, meaning=contrast.meaning, proof=proof)

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from flatout.records.messages import ENGLISH, Messages, Sentence, messages, named
+from flatout.records.messages import ENGLISH, Messages, Sentence, messages, named, recognised
 from flatout.records.trial import Outcome, Trial
 from flatout.records.units import format_duration
 from flatout.reporting.tables import (
@@ -38,6 +38,10 @@ DEVICE = "device"
 """The advice where a script asks for a device that torch does not find: no edit makes one."""
 NO_DATA = "empty_data"
 """The fault of a loader that had no batch to give, and the advice that fits."""
+OF_SCRIPT = ("trial.", "failure.head_", "fault.no_device")
+"""What the messages begin with that say what became of the script."""
+FIRST = {"joint.and": "one", "rescue.again": "message"}
+"""Messages that begin with another one, by the field that it is in."""
 LABELS = ("outcome", "recipe", "ran", "do", "next")
 
 CRASHES = (
@@ -142,10 +146,20 @@ def _label(name: str, say: Messages) -> str:
     return padded(say(f"failure.label_{name}") if name else "", width)
 
 
+def _is_of_script(text: str) -> bool:
+    """Return whether a message says in its first words what became of the script."""
+    known = recognised(text)
+    if not isinstance(known, Sentence):
+        return False
+    if known.code in FIRST:
+        return _is_of_script(str(known.fields[FIRST[known.code]]))
+    return known.code.startswith(OF_SCRIPT)
+
+
 def _headline(trial: Trial, say: Messages) -> str:
     said = say.text(trial.message)
     # What a trial says of the script is the headline; what torch or Python said is behind one.
-    if not isinstance(trial.message, Sentence) and not said.startswith("the script"):
+    if not _is_of_script(trial.message):
         headline = say(f"failure.head_{trial.outcome.value}")
         said = ": ".join(part for part in (headline, said) if part)
     return sentence(said[:1].upper() + said[1:])

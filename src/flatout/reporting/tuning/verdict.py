@@ -21,14 +21,13 @@ from flatout.records.ablation import (
     Verdict,
 )
 from flatout.records.catalogue import setter_of
-from flatout.records.messages import Sentence, Text, named, words, written
+from flatout.records.messages import Sentence, Text, interval_of, named, times, words, written
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import Rule
 from flatout.records.technique import Technique
 from flatout.records.units import (
     MAX_RATIO_END,
     format_duration,
-    format_interval,
     format_rate,
     format_ratio,
     format_share,
@@ -37,7 +36,6 @@ from flatout.reporting.profile.sentences import (
     MORE,
     ceilings_sentence,
     consumers_sentences,
-    times,
 )
 
 STOPPED = (
@@ -142,7 +140,7 @@ def _proof_of(pair: Comparison) -> Sentence:
         name = "proof_blocks"
     elif pair.blocks:
         name = "proof_both"
-    interval = format_interval(*pair.interval)
+    interval = interval_of(pair.interval)
     return words(f"gain.{name}", interval=interval, n=str(pair.n), blocks=str(pair.blocks))
 
 

@@ -1,5 +1,6 @@
 """The GPU runs below its clocks, for heat or supply."""
 
+from flatout.analysis.disturbance import slowdown
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
 from flatout.records.messages import words
@@ -33,7 +34,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         is_bound=True,
         because=words(
             "finding.lowered_clocks.because",
-            name=name,
+            name=slowdown(name),
             time=format_share(lasting),
             clock=f"{readings.clock_mhz:.0f}",
             most=f"{readings.max_clock_mhz:.0f}",

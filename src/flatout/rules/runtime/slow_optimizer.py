@@ -4,7 +4,7 @@ from collections import Counter
 
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
-from flatout.records.messages import words
+from flatout.records.messages import joined, words
 from flatout.records.profile import OptimizerFacts, Profile
 from flatout.records.units import format_ms, format_share
 
@@ -22,14 +22,19 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     optimizer_ms, step_ms = profile.phases_ms["optimizer"], profile.step_ms.median
     tensors = sum(facts.parameter_tensors for facts in profile.optimizers)
     kinds = Counter(_describe(facts) for facts in profile.optimizers)
-    names = [f"{count}x {kind}" if count > 1 else kind for kind, count in kinds.items()]
+    names = tuple(
+        words("finding.slow_optimizer.several", n=str(count), kind=kind) if count > 1 else kind
+        for kind, count in kinds.items()
+    )
     is_several = len(profile.optimizers) > 1
     return Finding(
         code="slow_optimizer",
         share=share,
         because=words(
             f"finding.slow_optimizer.{'because_several' if is_several else 'because'}",
-            names=" and ".join(names) or "the optimizer",
+            names=joined(*names, joint="joint.with")
+            if names
+            else words("finding.slow_optimizer.unknown"),
             time=format_ms(optimizer_ms),
             step=format_ms(step_ms),
             share=format_share(share),
@@ -45,8 +50,9 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
 
 
 def _describe(facts: OptimizerFacts) -> str:
-    kind = "fused" if facts.is_fused else "not fused"
-    return f"{facts.name} ({kind}, {facts.parameter_tensors} tensors)"
+    name = "kind_fused" if facts.is_fused else "kind"
+    tensors = str(facts.parameter_tensors)
+    return words(f"finding.slow_optimizer.{name}", name=facts.name, n=tensors)
 
 
 def _next(optimizers: tuple[OptimizerFacts, ...], device_kind: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.records.errors import UserError
+from flatout.records.messages import words
 from flatout.tuning.passes import PassRunner, find_seen
 
 STEPS = 4
@@ -16,7 +17,7 @@ def look(runner: PassRunner) -> Mapping[str, Any]:
     Raises:
         UserError: if the script could not be run under the probe; says why.
     """
-    trial = runner.run("every matrix product of a step", {"products": {}}, steps=STEPS)
+    trial = runner.run(words("progress.products"), {"products": {}}, steps=STEPS)
     seen = find_seen(trial, "products")
     if seen is None:
         errors = "; ".join(trial.details.get("errors", ()))
