@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.parametrize import register_parametrization
 
 from flatout.agent.describe import describe, describe_optimizer
 
@@ -51,3 +53,24 @@ def test_a_number_for_a_switch_of_the_optimizer_is_a_switch(asked, expected):
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1, foreach=asked)
 
     assert describe_optimizer(optimizer)["is_foreach"] is expected
+
+
+class Noisy(nn.Module):
+    """Makes a weight with noise each time it is read."""
+
+    def forward(self, weight):
+        return weight + torch.randn_like(weight)
+
+
+def test_what_reading_a_weight_moves_is_as_it_was_before():
+    model = nn.Sequential(spectral_norm(nn.Conv2d(3, 8, 3)), nn.Linear(4, 4))
+    register_parametrization(model[1], "weight", Noisy())
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    stream = torch.get_rng_state()
+
+    facts = describe(model)
+
+    assert facts["conv_weights"] == 1
+    assert before
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+    assert torch.equal(torch.get_rng_state(), stream)

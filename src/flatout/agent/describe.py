@@ -1,8 +1,11 @@
 """Describe models and optimizers in plain values."""
 
+import contextlib
 import inspect
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+
+from flatout.agent.untouched import buffers_kept, streams_kept
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +18,17 @@ MIN_REPEATS = 2
 
 def describe(module: "torch.nn.Module") -> dict[str, Any]:
     """Return the facts of a root module; keys as `flatout.records.profile.ModelFacts`."""
+    from torch.nn.utils.parametrize import is_parametrized
+
+    with contextlib.ExitStack() as kept:
+        for part in filter(is_parametrized, module.modules()):
+            # Reading a weight makes it: spectral norm moves its vectors each time, others may draw.
+            kept.enter_context(buffers_kept(part))
+            kept.enter_context(streams_kept())
+        return _facts(module)
+
+
+def _facts(module: "torch.nn.Module") -> dict[str, Any]:
     import torch
 
     every = list(module.parameters())
