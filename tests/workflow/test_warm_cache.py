@@ -1,4 +1,4 @@
-from flatout.workflow.tune import WARM
+from flatout.records.messages import words
 from tests.workflow.test_tune import Compiling, run
 
 
@@ -12,5 +12,6 @@ def test_a_start_up_beside_the_cache_of_an_earlier_tuning_is_not_called_that_of_
         for name in ("first", "second")
     )
 
-    assert WARM not in first.notes
-    assert WARM in second.notes
+    warm = words("tune_note.warm")
+    assert warm not in first.notes
+    assert warm in second.notes
