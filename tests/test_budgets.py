@@ -24,7 +24,7 @@ LINES = {
     "cli": 2_169,
     "data": 11_362,
     "guard": 1_232,
-    "hardware": 2_434,
+    "hardware": 2_443,
     "kernels": 3_133,
     "launch": 2_071,
     "parallel": 4_712,

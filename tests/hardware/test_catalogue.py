@@ -5,7 +5,8 @@ from flatout.records.errors import UserError
 from flatout.records.machine import Device
 from flatout.records.units import GIB, MIB
 
-ASKED = ("h200", "h100", "a100-80", "a100-40", "l40s", "l4", "a10g", "t4", "rtx4090", "rtx3090")
+ASKED = ("h200", "h100", "h100-pcie", "h100-nvl", "a100-80", "a100-40", "l40s", "l4", "a10g", "t4")
+ASKED += ("rtx4090", "rtx3090")
 
 
 def test_every_gpu_that_a_plan_may_name_is_there_with_its_source():
@@ -48,6 +49,9 @@ def test_what_is_no_gpu_is_refused_with_the_nearest_name(text, says):
     [
         ("NVIDIA H200", "h200"),
         ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "unnamed"),
         ("NVIDIA A100-SXM4-80GB", "a100-80"),
         ("NVIDIA A100-SXM4-40GB", "a100-40"),
         ("NVIDIA L4", "l4"),

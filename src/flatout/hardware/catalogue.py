@@ -78,6 +78,14 @@ MODELS = (
         (132, 4800, PCIE5, 450, f"{SHEET}: 139.72 to 139.81 GiB in torch's messages"),
     ),
     _model(
+        *("h100-pcie", "NVIDIA H100 PCIe", 79.10, (9, 0), (756.5, 378, 51.2)),
+        (114, 2039, PCIE5, PCIE5, f"{SHEET}: taken to be that of the SXM"),
+    ),
+    _model(
+        *("h100-nvl", "NVIDIA H100 NVL", 93.1, (9, 0), (835.5, 417.5, 60)),
+        (132, 3938, PCIE5, 300, f"{SHEET}: 94 GB, of which ECC and driver are taken to keep 1 %"),
+    ),
+    _model(
         *("h100", "NVIDIA H100 SXM 80GB", 79.10, (9, 0), (989.4, 494.7, 66.9)),
         (132, 3350, PCIE5, 450, f"{SHEET}: 79.11 GiB (vllm #27508), 79.10 to 79.19 elsewhere"),
     ),
@@ -189,7 +197,8 @@ def model_of(device: Device) -> GpuModel:
     """Return the catalogue's entry for a device that is there, with the memory it really has."""
     name = device.name.lower()
     words = re.sub(r"[^a-z0-9]+", " ", name)
-    for model in MODELS:
+    # A laptop's GPU has the name of a larger one.
+    for model in MODELS if "laptop" not in words.split() else ():
         family, _, size = model.name.partition("-")
         short = family.removeprefix("rtx")
         if short in words.split() and (not size or size in name):
