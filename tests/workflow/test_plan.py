@@ -8,6 +8,7 @@ import pytest
 from flatout.analysis.stream_changes import BUCKETS, BUCKETS_ASSUMED
 from flatout.hardware.catalogue import CATALOGUE
 from flatout.records.errors import UserError
+from flatout.records.messages import code_of
 from flatout.records.plan import NumberSource
 from flatout.records.recipe import Choice, Recipe
 from flatout.workflow import plan as verb
@@ -112,7 +113,7 @@ def test_a_script_that_spreads_itself_has_its_batch_on_every_rank_of_every_host(
     assert found.plan.advice.batch == global_batch
     assert "nccl" in found.plan.components
     # FSDP's shards are no buckets, and stay as they were traced.
-    assert (BUCKETS_ASSUMED in found.plan.notes) is not spreads_itself
+    assert (BUCKETS_ASSUMED in map(code_of, found.plan.notes)) is not spreads_itself
     assert any(a.operator == BUCKETS for a in found.stream.allocations) is not spreads_itself
 
 
