@@ -143,3 +143,27 @@ def test_a_length_that_draws_random_numbers_leaves_the_script_s_own_where_they_w
 
     assert session.loaders
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_loaders_that_one_line_makes_are_told_apart(session):
+    kind, names = watched(session), ("train", "val")
+    data = {name: Numbers() for name in names}
+    found = []
+    for _ in range(3):
+        made = {name: kind(data[name], batch_size=6) for name in names}
+        found.append([made[name].__dict__[loader_hook.ADDRESS] for name in names])
+        for loader in made.values():
+            loader.__dict__[loader_hook.USED] = True  # as when it is iterated
+
+    assert found[0][1] == f"{found[0][0]}.1"
+    assert found == [found[0]] * 3
+    assert [seen.builds for seen in session.loaders.values()] == [3, 3]
+
+
+def test_a_loader_that_is_made_again_in_each_epoch_keeps_its_address(session):
+    kind, loader = watched(session), None
+    for _ in range(3):
+        loader = kind(Numbers(), batch_size=6)
+        loader.__dict__[loader_hook.USED] = True
+
+    assert len(session.loaders) == 1

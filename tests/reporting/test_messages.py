@@ -248,10 +248,11 @@ def sample_of(node):
     return "".join(part.value if isinstance(part, ast.Constant) else "x" for part in node.values)
 
 
-SPOKEN = ("tuning", "workflow", "guard", "parallel/search.py", "planner")
+SPOKEN = ("tuning", "workflow", "guard", "parallel/search.py", "planner", "analysis", "hardware")
 NOT_SPOKEN = {
     "check.py": "its report is in English only, as the source's rules are",
     "check_worker.py": "the same",
+    "regime.py": "its evidence is for the JSON alone",
     "child.py": "runs in the traced script's process, as all of tracing does",
 }
 WORDS_OF_NOTES = {"notes", "note", "why", "reason", "checked", "message", "verdict"}

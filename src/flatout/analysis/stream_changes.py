@@ -20,6 +20,7 @@ from flatout.records.memory_stream import (
     Phase,
     lives_of,
 )
+from flatout.records.messages import words
 
 BLOCK = re.compile(r"(?:[^.]*[^.\d][^.]*\.)*?\d+(?=\.|$)")
 """A module's name up to its first number: what a model repeats."""
@@ -123,8 +124,8 @@ BUCKETS = "buckets"
 HALF = ("bfloat16", "float16")
 EXPENSIVE = ("mm", "linear", "attention", "convolution")
 """Results of such operators are kept by selective checkpointing: they cost FLOPs to make again."""
-BUCKETS_ASSUMED = "gradients are reduced in buckets: a second copy of them is assumed"
-"""The note of a script that makes none itself."""
+BUCKETS_ASSUMED = "plan.buckets"
+"""The message on a script that makes none itself."""
 
 
 def without_optimizer_temporaries(stream: MemoryStream) -> MemoryStream:
@@ -158,7 +159,7 @@ def with_buckets(stream: MemoryStream) -> MemoryStream:
         gradients[0], size=size, operator=BUCKETS, module="", line="", shape=(), step=0
     )
     draft.add(replace(bucket, component=Component.TEMPORARIES), start, None)
-    return draft.build(BUCKETS_ASSUMED)
+    return draft.build(words(BUCKETS_ASSUMED))
 
 
 def holds_shards(stream: MemoryStream) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from flatout.analysis.regime import is_product
+from flatout.records.messages import words
 from flatout.records.readings import Consumer, IdleSplit, TraceEntry, TraceSummary
 
 Span = tuple[float, float]
@@ -256,7 +257,7 @@ def span(event: Event) -> Span:
 
 
 def _without_device(summary: TraceSummary) -> TraceSummary:
-    reason = "no device kernels in the trace"
+    reason = words("note.no_kernels")
     return replace(
         summary,
         missing=dict.fromkeys(

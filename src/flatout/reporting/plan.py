@@ -74,6 +74,7 @@ def used_words(plan: Plan) -> Text:
 def amount_words(amount: Amount) -> Text:
     """Return bytes with the interval they are in.
 
+    >>> from flatout.records.plan import NumberSource
     >>> from flatout.records.units import MIB
     >>> amount_words(Amount(bytes=MIB, source=NumberSource.TRACED, low=MIB, high=2 * MIB))
     '1.0 MiB (1.0 MiB to 2.0 MiB)'

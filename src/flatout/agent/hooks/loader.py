@@ -5,6 +5,7 @@
 
 import functools
 import inspect
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -160,6 +161,8 @@ REBUILDERS = ("accelerate.", "lightning.", "lightning_fabric.", "pytorch_lightni
 LENGTH_ASKED = "_IterableDataset_len_called"
 """On a loader: the length that torch holds a stream to, once the script asked for it."""
 ADDRESS = "_flatout_address"
+USED = "_flatout_used"
+"""Of a loader that was iterated."""
 STARTED = "_flatout_started"
 """On an iterator that has given no batch yet: how long it took to make."""
 _recipes: "weakref.WeakKeyDictionary[Any, Sequence[Technique]]" = weakref.WeakKeyDictionary()
@@ -216,7 +219,9 @@ class _Construction:
                 build(loader, *args, **kwargs)  # the script's own mistake: torch explains it
                 return
             frame = caller()
-            address = self.find_original(builder(frame), asked) or self.book.name(frame)
+            address = self.find_original(builder(frame), asked)
+            if address is None:
+                address = self.told_apart(self.book.name(frame), asked)
             self._build(build, loader, asked, address, (args, kwargs))
             self._remember(loader, asked, address, frame)
 
@@ -235,6 +240,22 @@ class _Construction:
         sampler = asked.get("batch_sampler")
         same.sort(key=lambda loader: loader.batch_sampler is not sampler)
         return same[0].__dict__.get(ADDRESS) if same else None
+
+    def told_apart(self, address: str, asked: Mapping[str, Any]) -> str:
+        """Return the address of one of several loaders that one line makes, as comprehensions do.
+
+        Those before it are there, over other data and not iterated yet. A loader that is made again
+        in each epoch comes after the one before it was used.
+        """
+        waiting = {
+            loader.__dict__.get(ADDRESS)
+            for reference in self.built
+            if (loader := reference()) is not None
+            and USED not in loader.__dict__
+            and loader.dataset is not asked["dataset"]
+        }
+        names = itertools.chain((address,), (f"{address}.{n}" for n in itertools.count(1)))
+        return next(name for name in names if name not in waiting)
 
     def _build(
         self,
@@ -428,6 +449,7 @@ class _Iteration:
         """Start an epoch: torch's iterator, passed through the recipe for training loaders."""
         session = self.session
         address = loader.__dict__.get(ADDRESS, "")
+        loader.__dict__[USED] = True
         is_ours = not self.only or address in self.only
         session.clock.push(phases.DATA_WAIT)
         began = session.clock.since
