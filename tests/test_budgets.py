@@ -28,7 +28,7 @@ LINES = {
     "kernels": 3_133,
     "launch": 2_071,
     "parallel": 4_699,
-    "planner": 6_662,
+    "planner": 6_654,
     "records": 5_367,
     "reporting": 5_011,
     "rules": 4_548,
