@@ -12,10 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flatout.agent.bootstrap import PARENT_VARIABLE
 from flatout.agent.events import TRAINED
@@ -45,9 +45,6 @@ from flatout.tuning.ranking import Search
 from flatout.tuning.rescue import rungs_for, with_rung
 from flatout.tuning.trials import ENTRY
 from flatout.workflow.hosts import ONE_HOST, Hosts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +190,7 @@ class RunOptions:
     """What the script is given alongside its own arguments when it starts again."""
     language: str = ENGLISH
     """Of what is said on stderr."""
-    keep: "Callable[[RunRecord], None] | None" = None
+    keep: Callable[[RunRecord], None] | None = None
     """Given the loss over time and the printed metrics, after each time the script ran."""
 
 
@@ -311,7 +308,7 @@ def _tell_restart(workload: Workload, recipe: Recipe, options: RunOptions) -> No
 
 def _train(
     workload: Workload, recipe: Recipe, options: RunOptions
-) -> "tuple[int, Mapping[str, Any] | None]":
+) -> tuple[int, Mapping[str, Any] | None]:
     """Run the script once; return its exit code and what it noted if memory ran out."""
     environment: Mapping[str, str] = dict(os.environ)
     for technique in catalogue.build(recipe):
@@ -371,7 +368,7 @@ def _printed(folder: Path) -> dict[str, tuple[PrintedValue, ...]]:
     }
 
 
-def with_compile_cache(environment: "Mapping[str, str]", workload: Workload) -> "Mapping[str, str]":
+def with_compile_cache(environment: Mapping[str, str], workload: Workload) -> Mapping[str, str]:
     """Return the environment with the compile cache that the trials of this script fill.
 
     So a run starts warm after a tuning, and the next run after this one.
@@ -393,7 +390,7 @@ def _spec(recipe: Recipe, folder: Path, options: RunOptions) -> TrialSpec:
 
 
 @contextlib.contextmanager
-def _signals_passed_on() -> "Iterator[Callable[[subprocess.Popen[bytes]], None]]":
+def _signals_passed_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     """Pass signals on to the script that is named, those from before it was named too.
 
     A signal that ended flatout here would end the training, while it saves its checkpoint.

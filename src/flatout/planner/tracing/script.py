@@ -29,7 +29,13 @@ from flatout.records import catalogue
 from flatout.records.errors import UserError
 from flatout.records.input_files import MAX_OWN_BYTES, read_json
 from flatout.records.json_records import from_plain, to_plain
-from flatout.records.memory_stream import MemoryStream, stream_from_json, stream_to_json
+from flatout.records.memory_stream import (
+    Component,
+    MemoryStream,
+    Phase,
+    stream_from_json,
+    stream_to_json,
+)
 from flatout.records.phase_clock import DATA_WAIT
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Workload
@@ -211,8 +217,6 @@ class _ScriptTrace:
 
     def install(self) -> None:
         """Listen to the session."""
-        from flatout.records.memory_stream import Phase
-
         on, enter = self.session.on, self.scene.recording.enter
         enter(Phase.SETUP, 0)
         if self.asked.device == "cpu":
@@ -241,7 +245,6 @@ class _ScriptTrace:
     def reduces(self, bucket: Any) -> None:
         """Name a bucket of gradients; their order is settled from the second step on only."""
         from flatout.analysis.stream_changes import BUCKETS
-        from flatout.records.memory_stream import Component
 
         self.steps = self.asked.steps + 1
         recording = self.scene.recording
@@ -252,8 +255,6 @@ class _ScriptTrace:
 
     def at(self) -> Any:
         """Return the phase around an optimizer's step."""
-        from flatout.records.memory_stream import Phase
-
         inside = self.scene.recording.phase
         is_inside = inside in (Phase.BACKWARD, Phase.FORWARD) and self.session.clock.stack[-1] == 2
         return (inside if is_inside else Phase.DATA), self.number
@@ -265,17 +266,14 @@ class _ScriptTrace:
     def found(self, root: "nn.Module") -> None:
         """Name the modules of a new root."""
         from flatout.planner.tracing import trace
-        from flatout.planner.tracing import trace as components
 
-        self.names |= components.know_model(self.scene.recording, root)
+        self.names |= trace.know_model(self.scene.recording, root)
         if trace.is_compiled(root):
             self.scene.answers.note(trace.COMPILED)
             self.calls[id(root)] = None
 
     def drew(self, batch: Any, _: str) -> None:
         """A batch was drawn: what goes to the device next is input."""
-        from flatout.records.memory_stream import Phase
-
         recording = self.scene.recording
         self.batch = self.session.last_size or self.batch
         recording.enter(Phase.DATA, self.number)
@@ -287,7 +285,6 @@ class _ScriptTrace:
         """A root is called: its tensors are inputs, unless they were made by another root."""
         from flatout.agent.samples import leading_size
         from flatout.planner.tracing.compiled import call_of
-        from flatout.records.memory_stream import Component, Phase
 
         recording = self.scene.recording
         if id(root) in self.calls:
@@ -300,18 +297,16 @@ class _ScriptTrace:
 
     def backward_end(self) -> None:
         """Gradients are there."""
-        from flatout.planner.tracing import trace as components
+        from flatout.planner.tracing import trace
 
         for root in self.session.roots:
-            components.know_gradients(self.scene.recording, root.parameters())
+            trace.know_gradients(self.scene.recording, root.parameters())
 
     def stepped(self, segment: Any) -> None:
         """A step has ended; after enough of them the trace is written and the process ends.
 
         Of several optimizers each has to step twice, and the trace ends where the first one does.
         """
-        from flatout.records.memory_stream import Phase
-
         recording, counts = self.scene.recording, self.session.counts
         self.first = segment.who if self.first is None else self.first
         self.trained = max(self.trained or 0, self.batch or 0) or None
@@ -334,11 +329,10 @@ class _ScriptTrace:
     def _write(self) -> None:
         """Write the stream, or that nothing was on the device."""
         from flatout.planner.tracing import trace
-        from flatout.planner.tracing import trace as components
         from flatout.planner.tracing.compiled import bounded_by_calls
 
         for root in self.session.roots:
-            components.know_model(self.scene.recording, root)
+            trace.know_model(self.scene.recording, root)
         asked = self.asked.batch
         host = self._host_data()
         batch = self.trained
@@ -371,8 +365,6 @@ class _ScriptTrace:
 
     def refuse(self, error: BaseException) -> None:
         """Say in one line why the script could not be traced."""
-        from flatout.records.memory_stream import Phase
-
         is_between = self.number > 0 and self.scene.recording.phase is Phase.DATA
         if is_between and self.number >= self.asked.steps:
             # Between steps, as an evaluation or a checkpoint is: the steps before it count.
