@@ -206,6 +206,17 @@ def test_what_some_steps_do_outside_the_others_is_told_apart(phase, saving):
     assert profile.rare.share == pytest.approx(2.7 / (2.7 + 0.1 * profile.rare.of_steps))
 
 
+def test_the_collector_s_part_of_a_step_is_that_of_the_time():
+    found = replace(result(), collection_s=0.4)
+    for number in (5, 7, 9):
+        found.segments[number].seconds[OTHER] += 0.9
+
+    profile = summarise(found, machine())
+
+    later_s = 2.7 + 0.1 * (len(found.segments) - 1)
+    assert profile.collection_ms_per_step == pytest.approx(100.0 * 0.4 / later_s)
+
+
 def test_slow_batches_rare_forwards_and_a_single_step_are_no_rare_work():
     assert with_rare_work(DATA_WAIT).rare is None
     assert with_rare_work(FORWARD).rare is None

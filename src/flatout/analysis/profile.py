@@ -86,6 +86,7 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
     start_ms = epoch_start_ms(result, window)
     whole_s = step_s + (start_ms / 1e3 / epoch_steps if epoch_steps else 0.0)
     evaluated_s, run_s = _evaluated_s(window, start_ms / 1e3)
+    later_s = sum(step.wall_s for step in window.steps[1:]) or math.inf
     samples = _mean([s.samples for s in window.sampled])
     losses = losses_of(window.steps)
     busy = device.busy_share
@@ -120,7 +121,8 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
         cpu_threads=int(result.environment.get("threads", 0)),
         minor_faults_per_step=load.get("minor_faults_per_s", 0.0) * step_s,
         compiling=result.compiling,
-        collection_ms_per_step=1e3 * result.collection_s / max(1, len(window.steps)),
+        # As a part of the time that it is counted in: evaluations and plots have more of it.
+        collection_ms_per_step=1e3 * step_s * min(1.0, result.collection_s / later_s),
         delay_share=load.get("delay_share", 0.0),
         foreign_share=load.get("foreign_share", 0.0),
         loaders=tuple(_loader(item, window) for item in result.loaders),
