@@ -239,10 +239,12 @@ class Session:
         """Mark the loaders that gave a training call its batches.
 
         Each gave one since the call before. A loader that gave several was evaluated on, between
-        the drawing of a batch and its use, unless there is no other.
+        the drawing of a batch and its use, unless there is no other. Before the first call a script
+        may have looked at a batch of any loader: the last is the one that it trains on.
         """
+        has_trained = any(seen.is_training for seen in self.loaders.values())
         drawn = [address for address, count in self.drawn.items() if count == 1]
-        for address in drawn or [self.last_loader]:
+        for address in drawn[0 if has_trained else -1 :] or [self.last_loader]:
             if address in self.loaders:
                 self.loaders[address].is_training = True
         self.drawn.clear()
