@@ -153,7 +153,7 @@ def compared(case: Case, variants: Sequence[str] = VARIANTS) -> dict[str, Any]:
     """Return the rates of both sides, and how far ours is off."""
     import torch
 
-    from flatout.kernels.gemm import kernel_available
+    from examples.gemm.product import kernel_available
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     given = operands(case, device)
@@ -271,7 +271,7 @@ def operands(case: Case, device: str) -> dict[str, Any]:
 
 def ours(case: Case, given: Mapping[str, Any], variant: str) -> Callable[[], Any]:
     """Return a call of our kernel."""
-    from flatout.kernels import gemm
+    from examples.gemm import gemm
 
     return lambda: gemm(**given, activation=case.activation, variant=variant)
 
@@ -282,7 +282,7 @@ def theirs(
     """Return the same by torch's own operators, and compiled where something follows."""
     import torch
 
-    from flatout.kernels.gemm import activated
+    from examples.gemm.product import activated
 
     def plain() -> Any:
         a, b, bias = given["a"], given["b"], given["bias"]

@@ -8,7 +8,6 @@ import flatout
 from flatout.records.errors import UserError
 from tests.paths import ROOT
 
-SCRIPT = ROOT / "tests/scripts/plain/plain_loop.py"
 STORED = ROOT / "tests/reporting/data"
 
 
@@ -35,16 +34,3 @@ def test_two_stored_results_are_compared(tmp_path):
     contrast = flatout.compare(stored, same)
 
     assert contrast.ratio == 1.0
-
-
-@pytest.mark.smoke
-@pytest.mark.slow
-def test_a_measurement_prints_as_the_report_and_shows_as_a_page(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    found = flatout.measure([str(SCRIPT)], limit_s=120)
-
-    assert found.profile is not None
-    assert found.profile.step_ms.n > 0
-    assert "plain_loop.py" in str(found)
-    assert "&lt;!doctype html&gt;" in found._repr_html_().lower()

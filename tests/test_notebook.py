@@ -75,4 +75,5 @@ def test_every_result_shows_as_a_page_and_as_text(shown):
         assert not shown[cell]["text"].startswith(f"{shown[cell]['type']}(")
     for cell in ("measure", "tune"):
         assert len(shown[cell]["text"].splitlines()) <= 25
+    assert "train.py" in shown["measure"]["text"]
     assert shown["run"]["text"] == "0"

@@ -1,8 +1,10 @@
 """GEMM is C = alpha A B + beta C: one call, and a linear layer is one with its bias.
 
-python examples/articles/gemm.py python examples/tiling.py # why the library's is so fast: naive,
-tiled, in registers flatout roofline train.py # how near each product of a model comes to the
-machine's peak
+Tiles change the order of its additions, not its result.
+
+    python examples/articles/gemm.py
+    flatout demo tiling          # why the library's is so fast: naive, tiled, in registers
+    flatout roofline train.py    # how near each product of a model comes to the machine's peak
 """
 
 import torch

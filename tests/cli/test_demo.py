@@ -4,11 +4,15 @@ import pytest
 
 from flatout.cli import call, tuning_output
 from flatout.records.ablation import ablation_from_json
+from flatout.records.technique import Numerics
 from flatout.records.trial import Workload
 from flatout.workflow import demo
+from flatout.workflow.recipe_files import read_recipe
 
 
-def test_the_job_is_made_and_tuned_within_the_budget(folder, monkeypatch, capsys, stored):
+@pytest.fixture
+def asked(folder, monkeypatch, stored):
+    """Return what was tuned; the answers are stored ones."""
     asked = []
 
     def job(out):
@@ -21,11 +25,33 @@ def test_the_job_is_made_and_tuned_within_the_budget(folder, monkeypatch, capsys
 
     monkeypatch.setattr(demo, "make_job", job)
     monkeypatch.setattr(tuning_output, "tune", answer)
+    return asked
 
+
+def test_the_job_is_made_and_tuned_within_the_budget(asked, folder, capsys):
     assert call(["demo", "--out", "d", "--budget", "2m"]) == 0
     assert 60.0 < asked[0][1].budget_s < 120.0
     assert (folder / "d/ladder.html").exists()
     assert "next  cd d/job && flatout run --with ../recipe.toml train.py" in capsys.readouterr().out
+
+
+def test_the_second_part_adds_what_changes_the_training_to_the_recipe(asked, folder, capsys):
+    assert call(["demo", "--out", "d", "--budget", "2m", "--training"]) == 0
+
+    (_, first), (_, second) = asked
+    recipe = read_recipe(folder / "d/recipe.toml")
+    assert second.only == (*recipe.names, "batch_size", "packed_data")
+    assert (first.numerics, second.numerics) == (Numerics.PRECISION, Numerics.TRAINING)
+    assert second.pack.endswith("photographs")
+    assert (folder / "d/training/ladder.html").exists()
+    assert "files d/training/: ladder.html" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_lesson_on_tiling_runs(capfd):
+    assert call(["demo", "tiling"]) == 0
+    said = capfd.readouterr().out
+    assert all(f"\n{lesson} " in said for lesson in ("product", "convolution", "attention"))
 
 
 @pytest.mark.chaos

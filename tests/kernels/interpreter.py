@@ -12,7 +12,7 @@ import pytest
 from tests.paths import ROOT
 
 SCRIPTS = ROOT / "tests/scripts/kernels"
-SOURCE = ROOT / "src"
+PLACES = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
 NO_INTERPRETER = "only 0-dimensional arrays can be converted to Python scalars"
 """Triton 3.6's interpreter takes numbers out of arrays with one entry, which numpy 2.4 refuses."""
 
@@ -26,7 +26,7 @@ def printed(script, **variables):
     """Return the JSON that a script prints; skip where this Triton cannot interpret."""
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / script)],
-        env={**os.environ, "PYTHONPATH": str(SOURCE), **dict(variables)},
+        env={**os.environ, "PYTHONPATH": PLACES, **dict(variables)},
         capture_output=True,
         text=True,
         check=False,

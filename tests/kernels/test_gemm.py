@@ -5,9 +5,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from flatout.kernels import gemm
-from flatout.kernels.gemm import kernel_available
-from flatout.kernels.gemm_launch import SHARED_BYTES
+from examples.gemm import gemm
+from examples.gemm.launch import SHARED_BYTES
+from examples.gemm.product import kernel_available
 from tests.kernels.interpreter import needs_triton, printed
 
 OFF = {"float32": 1e-6, "gradients": 2e-6, "float16": 2**-10, "bfloat16": 2**-6}
@@ -84,9 +84,9 @@ def test_the_kernels_compile_for_hopper_with_its_own_instructions():
 @needs_triton
 @pytest.mark.parametrize("name", ["tiled_kernel", "persistent_kernel"])
 def test_the_tuner_gets_the_tiles_that_are_worth_trying(name):
-    from flatout.kernels import gemm_launch
+    from examples.gemm import launch
 
-    tuner = gemm_launch._tuned(getattr(gemm_launch, name))
+    tuner = launch._tuned(getattr(launch, name))
     tuner.nargs = {"a": torch.zeros(1, dtype=torch.bfloat16), "m": 4096, "n": 4096, "k": 64}
     chosen = tuner.prune_configs({"ACTIVATION": "swiglu"})
 
@@ -248,7 +248,7 @@ def test_the_kernels_compile_for_hopper_and_use_its_units():
 
 def test_a_kernel_runs_on_the_device_of_its_operands(monkeypatch):
     pytest.importorskip("triton")
-    from flatout.kernels import gemm_launch
+    from examples.gemm import launch
 
     entered = []
 
@@ -258,9 +258,9 @@ def test_a_kernel_runs_on_the_device_of_its_operands(monkeypatch):
         yield
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    with gemm_launch.on_device(torch.device("cuda", 1)):
+    with launch.on_device(torch.device("cuda", 1)):
         pass
-    with gemm_launch.on_device(torch.device("cpu")):
+    with launch.on_device(torch.device("cpu")):
         pass
 
     assert entered == [torch.device("cuda", 1)]

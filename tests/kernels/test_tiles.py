@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 
-from flatout.kernels.gemm_launch import (
+from examples.gemm.launch import (
     MOST_ACCUMULATED,
     SHARED_BYTES,
     TILES,

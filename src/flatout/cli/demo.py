@@ -1,6 +1,9 @@
 """The command `demo`."""
 
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -9,6 +12,7 @@ from flatout.cli.options import seconds
 
 
 @click.command("demo")
+@click.argument("what", type=click.Choice(["photographs", "tiling"]), default="photographs")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -19,20 +23,30 @@ from flatout.cli.options import seconds
 @click.option(
     "--budget", default="6m", callback=seconds, show_default=True, help="Time: 90s, 6m, 1h."
 )
+@click.option(
+    "--training",
+    is_flag=True,
+    help="Then a second part, as long: batch size and packed data, too, on top of the recipe.",
+)
 @click.option("--details", is_flag=True, help="Show every technique with its reasons.")
-def command(out: Path, budget: float, details: bool) -> int:
+def command(what: str, out: Path, budget: float, training: bool, details: bool) -> int:
     """Make a starved training job from photographs, tune it, show the table.
 
     The script is an ordinary one, and it stays in the --out folder with its data: measure, tune
-    and run it yourself.
+    and run it yourself. `flatout demo tiling` measures what tiles do for a product, a convolution
+    and attention on one core, and has no options.
     """
-    from flatout.cli.tuning_output import ReportForm, tune_and_report
+    from flatout.cli.tuning_output import RECIPE, ReportForm, tune_and_report
+    from flatout.records.technique import Numerics
     from flatout.reporting.documents import ensure_writable
     from flatout.reporting.tuning.staged import Article
     from flatout.tuning.history import history_path
-    from flatout.workflow.demo import make_job
+    from flatout.workflow.demo import make_job, scenarios
+    from flatout.workflow.recipe_files import read_recipe
     from flatout.workflow.tune import TuneOptions
 
+    if what == "tiling":
+        return subprocess.run([sys.executable, scenarios() / "tiling.py"], check=False).returncode
     ensure_writable(out)
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -41,4 +55,18 @@ def command(out: Path, budget: float, details: bool) -> int:
     left_s = budget - (time.monotonic() - started)
     # A demonstration on a busy machine still ends with its table, which then says so.
     options = TuneOptions(budget_s=left_s, out=out, accepts_load=True, history=history_path())
-    return tune_and_report(workload, options, ReportForm(details=details, article=Article()))
+    form = ReportForm(details=details, article=Article())
+    code = tune_and_report(workload, options, form)
+    if code or not training:
+        return code
+    click.echo("demo, second part: what changes the training, too", err=True)
+    tried = (*read_recipe(out / RECIPE).names, "batch_size", "packed_data")
+    options = replace(
+        options,
+        out=out / "training",
+        budget_s=budget,
+        numerics=Numerics.TRAINING,
+        only=tried,
+        pack=str(workload.folder / "photographs"),
+    )
+    return tune_and_report(workload, options, form)

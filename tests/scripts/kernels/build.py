@@ -10,8 +10,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flatout.kernels import gemm_triton as kernels
-from flatout.kernels.gemm_launch import tiles_worth_trying
+from examples.gemm import kernels
+from examples.gemm.launch import tiles_worth_trying
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = dict.fromkeys(("a", "b", "c", "bias", "residual", "out", "kept"), "*bf16")

@@ -7,8 +7,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flatout.kernels import gemm_triton
-from flatout.kernels.gemm_launch import Tile
+from examples.gemm import kernels
+from examples.gemm.launch import Tile
 
 TILE = Tile(m=64, n=64, k=64, warps=4, stages=4)
 TENSORS = ("a", "b", "c", "bias", "residual", "out", "kept")
@@ -64,11 +64,11 @@ for activation, a_turned, b_turned in itertools.product(
     ("none", "swiglu"), (False, True), (False, True)
 ):
     found[f"persistent {activation} {'NT'[a_turned]}{'NT'[b_turned]}"] = compiled(
-        gemm_triton.persistent_kernel,
+        kernels.persistent_kernel,
         ACTIVATION=activation,
         A_TURNED=a_turned,
         B_TURNED=b_turned,
         PROGRAMS=132,
     )
-found["tiled"] = compiled(gemm_triton.tiled_kernel, ACTIVATION="gelu", s_ak=1, s_bk=1)
+found["tiled"] = compiled(kernels.tiled_kernel, ACTIVATION="gelu", s_ak=1, s_bk=1)
 print(json.dumps(found))

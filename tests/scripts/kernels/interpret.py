@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from flatout.kernels import gemm
+from examples.gemm import gemm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SIZES = {"tiled": (67, 46, 101), "persistent": (67, 48, 104)}
@@ -89,7 +89,7 @@ def read_beyond_32_bits(variant, a, b, activation="none"):
 
 def written_beyond_32_bits(variant, activation):
     """Compute with everything but the operands in rows whose last begins beyond 2**31."""
-    from flatout.kernels import gemm_launch
+    from examples.gemm import launch
 
     rows, width, apart = 6, 8, 2**29
     columns = 2 * width if activation == "swiglu" else width
@@ -98,7 +98,7 @@ def written_beyond_32_bits(variant, activation):
     given |= {"residual": far(rows, width, apart)}
     rest = {"alpha": 0.5, "beta": -1.5, "activation": activation}
     out, kept = far(rows, width, apart), far(rows, columns, apart)
-    gemm_launch.run(gemm_launch.KernelCall(**given, **rest, out=out, kept=kept), variant)
+    launch.run(launch.KernelCall(**given, **rest, out=out, kept=kept), variant)
     exact = {name: tensor.double() for name, tensor in given.items()}
     before = gemm(
         **{**exact, "residual": None}, **{**rest, "activation": "none"}, variant="reference"

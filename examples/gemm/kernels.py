@@ -2,7 +2,7 @@
 # What Triton compiles is no Python that a type checker could follow.
 """The kernels of the product, in Triton: tiles in groups, descriptors on Hopper.
 
-`flatout.kernels.gemm_launch` runs them. Names in capitals are known when a kernel is compiled.
+`examples.gemm.launch` runs them. Names in capitals are known when a kernel is compiled.
 
 Legend: M rows of the result, N its columns, K what is summed over; `before` is what goes into the
 activation: M by N, or M by 2N for SwiGLU. `s_am` is the stride of `a` along M, and so on.

@@ -1,6 +1,6 @@
 """How the kernels of the product are run: which one, with which tile, over how many programs.
 
-Needs Triton; `flatout.kernels.gemm` decides when `run` is used. The interpreter of Triton
+Needs Triton; `examples.gemm` decides when `run` is used. The interpreter of Triton
 (`TRITON_INTERPRET=1`) runs the same kernels on the CPU, which proves the indexing and nothing about
 speed. `tiles_worth_trying` is pure numbers. Right on an H200; its speed was not measured there yet.
 """
@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flatout.kernels.gemm_triton import persistent_kernel, tiled_kernel
+from examples.gemm.kernels import persistent_kernel, tiled_kernel
 
 SHARED_BYTES = 227 * 1024
 """Shared memory of one block on Hopper, at most (CUDA programming guide, compute capability 9.0);

@@ -3,7 +3,7 @@
     out = activation(alpha * a @ b + beta * c + bias) + residual
 
 cuBLAS does the first part as well as anybody; what it lacks is the rest without another trip
-through memory. On a GPU with Triton `gemm` runs as one kernel (`flatout.kernels.gemm_launch`),
+through memory. On a GPU with Triton `gemm` runs as one kernel (`examples.gemm.launch`),
 anywhere else as plain operations (`gemm_reference`). It has gradients, and torch.compile takes it
 as one operator. What tiling is about: `docs/tiling.md`. Right on an H200; its
 speed was not measured there yet.
@@ -82,7 +82,7 @@ SCHEMA = (
 )
 
 
-def gemm(  # noqa: PLR0913  one keyword for each term of the formula
+def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor | None = None,
@@ -146,7 +146,7 @@ def _interprets() -> bool:
 
 
 @torch.library.custom_op("flatout::gemm", mutates_args=(), schema=SCHEMA)
-def _operator(  # noqa: PLR0913, PLR0917  the operator's schema
+def _operator(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor | None,
@@ -155,7 +155,7 @@ def _operator(  # noqa: PLR0913, PLR0917  the operator's schema
     alpha: float,
     beta: float,
     activation: str,
-    keeps: bool,  # noqa: FBT001  positional in the schema
+    keeps: bool,
     variant: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the result and, where it is to be kept for backward, what went into the activation."""
@@ -164,13 +164,13 @@ def _operator(  # noqa: PLR0913, PLR0917  the operator's schema
         out = activated(before, activation)
         out = out if residual is None else out + residual
         return out, before if keeps else a.new_empty(0)
-    from flatout.kernels import gemm_launch
+    from examples.gemm import launch
 
     columns = b.shape[1]
     width = columns // 2 if activation == "swiglu" else columns
     out = a.new_empty(a.shape[0], width)
     kept = a.new_empty(a.shape[0], columns) if keeps else None
-    call = gemm_launch.KernelCall(
+    call = launch.KernelCall(
         a=a,
         b=b,
         c=c,
@@ -183,12 +183,12 @@ def _operator(  # noqa: PLR0913, PLR0917  the operator's schema
         activation=activation,
     )
     if out.numel():
-        gemm_launch.run(call, variant)
+        launch.run(call, variant)
     return out, a.new_empty(0) if kept is None else kept
 
 
 @_operator.register_fake
-def _shapes(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917  as the operator
+def _shapes(  # type: ignore[no-untyped-def]
     a, b, c, bias, residual, alpha, beta, activation, keeps, variant
 ) -> tuple[torch.Tensor, torch.Tensor]:
     columns = b.shape[1]
@@ -250,7 +250,7 @@ def _cast(a: torch.Tensor, *others: torch.Tensor | None) -> tuple[Any, ...]:
     return tuple(None if tensor is None else tensor.to(dtype) for tensor in (a, *others))
 
 
-def _check(  # noqa: PLR0913, PLR0917  it looks at every argument
+def _check(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor | None,
