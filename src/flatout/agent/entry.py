@@ -118,18 +118,8 @@ def _tell_not_applied(session: Session) -> None:
         name = name_of(technique)
         status, why = session.status.get(name, ("unseen", "its hook point was never reached"))
         if status != "applied":
-            about = {"status": says[f"status_{status}"], "why": _translated(why, session.spec)}
+            about = {"status": says[f"status_{status}"], "why": session.spec.translated(why)}
             sys.stderr.write(f"flatout: {says['not_applied'].format(technique=name, **about)}\n")
-
-
-def _translated(text: str, spec: TrialSpec) -> str:
-    """Return a text in the reader's language, where this Python can read the catalogue."""
-    try:
-        from flatout.records.messages import messages
-
-        return messages(spec.language).text(text)
-    except ImportError:  # before Python 3.11, without tomli
-        return text
 
 
 def _seed(seed: int | None) -> None:

@@ -1,5 +1,6 @@
 """What several commands share: the script with its arguments, and the types of options."""
 
+import functools
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ from typing import Any
 
 import click
 
+from flatout.cli import reader_language
 from flatout.records.errors import UserError
 from flatout.records.files import STDOUT
 from flatout.records.messages import LANGUAGES, messages
@@ -150,14 +152,15 @@ json_option = click.option(
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only the result.")
 
 
-language_option = click.option(
+asked_language = functools.partial(
+    click.option,
     "--lang",
     "language",
-    type=click.Choice(["en", "ko"]),
-    default="en",
-    show_default=True,
-    help="Language of the reports.",
+    type=click.Choice(LANGUAGES),
+    default=reader_language,
+    help="Language of what is said; else the locale's, if it is one of these.",
 )
+language_option = asked_language()
 
 
 def show(text: str, *, is_error: bool = False) -> None:

@@ -64,3 +64,12 @@ class TrialSpec:
     """Folders whose changes are not noted there."""
     root_pid: int | None = None
     """The supervisor: the load of all processes below it is the training's own."""
+
+    def translated(self, text: str) -> str:
+        """Return what the process says in the reader's language, if its Python can read that."""
+        try:
+            from flatout.records.messages import messages
+
+            return messages(self.language).text(text)
+        except ImportError:  # before Python 3.11, without tomli
+            return text

@@ -252,4 +252,8 @@ an epoch would have fewer than {n} steps
     한 에폭이 {n}스텝보다 짧아집니다
 batch_size, which multiplies the rate in each step,
     스텝마다 학습률을 곱하는 batch_size
+samples and instead_of are numbers of samples, at least 1
+    samples와 instead_of는 1 이상의 샘플 수입니다
+warm_up_steps={n} is negative; give 0 for none
+    warm_up_steps={n}은(는) 음수입니다. 없으면 0을 주세요
 """

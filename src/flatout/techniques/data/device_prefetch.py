@@ -198,4 +198,6 @@ there is no CUDA device to copy to
     {why}. 복사는 스크립트에 맡겼습니다
 without workers, drawing a batch ahead would move the trainer's random stream
     워커가 없으면 배치를 미리 뽑을 때 학습 쪽 난수열이 움직입니다
+prefetching needs a CUDA device, not {device}; give device='cuda'
+    미리 복사하려면 {device}이(가) 아니라 CUDA 디바이스가 필요합니다. device='cuda'를 주세요
 """

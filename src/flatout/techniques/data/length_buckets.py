@@ -133,4 +133,6 @@ the sampler does not draw each sample once
     샘플러가 샘플을 한 번씩 뽑지 않습니다
 lengths are counted in forked processes, and this system has none
     길이는 fork한 프로세스에서 세는데, 이 시스템에서는 fork할 수 없습니다
+window={n} must be at least 2: one batch has no neighbours
+    window={n}: 2 이상이어야 합니다. 배치 하나로는 섞을 이웃이 없습니다
 """

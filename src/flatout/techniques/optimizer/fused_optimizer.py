@@ -263,4 +263,6 @@ it has parameters that are not floating-point numbers
     부동소수점이 아닌 파라미터가 있습니다
 it has parameters on a device without fused kernels
     fused 커널이 없는 디바이스에 파라미터가 있습니다
+{kind} cannot be fused: {why}
+    {kind}은(는) fused로 바꿀 수 없습니다: {why}
 """

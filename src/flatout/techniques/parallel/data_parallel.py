@@ -132,4 +132,10 @@ each rank has 1/{n} of a batch, at best
     잘 나뉘면 랭크마다 배치의 1/{n}을 맡습니다
 this process is no rank: start it with --ranks or --gpus
     이 프로세스는 랭크가 아닙니다. --ranks나 --gpus로 시작하세요
+ranks={n}: a training has at least one
+    ranks={n}: 학습에는 랭크가 적어도 하나 있어야 합니다
+zero={zero}: give 0, 2 or 3
+    zero={zero}: 0, 2, 3 중에서 주세요
+shard={shard}: needs zero 2 or 3, and has to divide {ranks} ranks
+    shard={shard}: zero 2나 3이 필요하고, 랭크 {ranks}개를 나누어떨어지게 해야 합니다
 """

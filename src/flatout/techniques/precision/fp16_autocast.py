@@ -380,4 +380,6 @@ fp16_autocast, which skips steps whose gradients overflowed,
     그래디언트가 오버플로한 스텝을 건너뛰는 fp16_autocast
 sharded parameters: each rank would skip steps on its own
     파라미터가 샤딩되어 있어 랭크마다 따로 스텝을 건너뛰게 됩니다
+initial_scale={scale} is no power of two; try 8192
+    initial_scale={scale}은(는) 2의 거듭제곱이 아닙니다. 8192를 써 보세요
 """

@@ -384,4 +384,8 @@ torch.compile is not available here: {error}
     여기서는 torch.compile을 쓸 수 없습니다: {error}
 torch.compile needs Triton for CUDA devices; it is not installed
     torch.compile이 CUDA 디바이스에서 쓰는 Triton이 설치되어 있지 않습니다
+cache={name} is no plain name; give up to 100 letters, digits and _ - . that do not start with a
+dot; the file is kept in flatout's cache folder
+    cache={name}은(는) 파일 이름으로 쓸 수 없습니다. 점으로 시작하지 않는 글자, 숫자, _ - . 를
+    100자까지 쓰세요. 파일은 flatout의 캐시 폴더에 둡니다
 """
