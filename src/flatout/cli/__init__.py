@@ -83,7 +83,7 @@ def reader_language(arguments: Sequence[str] = ()) -> str:
     """
     own = itertools.takewhile(lambda word: not word.endswith(".py"), arguments)
     asked = ASKED.search(" ".join(own))
-    place = next(filter(None, map(os.environ.get, LOCALE)), "")
+    place = next((os.environ[name] for name in LOCALE if os.environ.get(name)), "")
     return "ko" if (asked[1] if asked else place).startswith("ko") else "en"
 
 

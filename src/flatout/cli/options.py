@@ -1,6 +1,5 @@
 """What several commands share: the script with its arguments, and the types of options."""
 
-import functools
 import os
 import re
 import shlex
@@ -152,15 +151,19 @@ json_option = click.option(
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only the result.")
 
 
-asked_language = functools.partial(
-    click.option,
-    "--lang",
-    "language",
-    type=click.Choice(LANGUAGES),
-    default=reader_language,
-    help="Language of what is said; else the locale's, if it is one of these.",
-)
-language_option = asked_language()
+def asked_language(*, expose_value: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option for the language; without a value only errors and help have it."""
+    return click.option(
+        "--lang",
+        "language",
+        type=click.Choice(LANGUAGES),
+        default=reader_language,
+        expose_value=expose_value,
+        help="Language of what is said; else the locale's, if it is one of these.",
+    )
+
+
+language_option = asked_language(expose_value=True)
 
 
 def show(text: str, *, is_error: bool = False) -> None:
