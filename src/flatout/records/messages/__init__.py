@@ -148,8 +148,21 @@ def _fitting(text: str, *, of_one: bool) -> Sentence | None:
     """Return the message that a text fits; of one sentence, no field has a semicolon."""
     for code, template, longest in _known_messages():
         if longest in text and (found := _pattern(template, of_one=of_one).fullmatch(text)):
-            return Sentence(code, found.groupdict(), text)
+            fields = found.groupdict()
+            if "phases" in fields:
+                fields["phases"] = _phases(fields["phases"])
+            return Sentence(code, fields, text)
     return None
+
+
+def _phases(text: str) -> str:
+    """Return the names of phases in a text as sentences: one word is known by its place alone."""
+    known = recognised(text)
+    if isinstance(known, Sentence):
+        return known
+    codes = {name: f"phase.{code}" for code, name in messages(ENGLISH).family("phase").items()}
+    names = (words(codes[x]) if x in codes else x for x in text.split(" and "))
+    return joined(*names, joint="joint.with")
 
 
 @lru_cache(maxsize=1)
