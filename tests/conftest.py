@@ -50,6 +50,8 @@ def pytest_configure():
     if "PYTEST_XDIST_WORKER" in os.environ:
         # Two queues of tests: neither may find the trials of the other in the cache folder.
         os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="flatout-test-cache-")
+    # What tests read is English, whatever language the machine speaks.
+    os.environ["LC_ALL"] = "C.UTF-8"
     # Started late it would be a process that some test left behind.
     resource_tracker.ensure_running()
 

@@ -119,7 +119,7 @@ def test_it_says_where_a_second_iterator_needed_workers_of_its_own():
 
     three_times(built, zipped)
 
-    said = "would serve two iterators of the loader at once: they were started anew in 3 of 5"
+    said = "would serve two iterators of the loader at once: they were started again in 3 of 5"
     assert said in built.technique.end()
 
 

@@ -66,7 +66,7 @@ def test_a_script_that_no_longer_runs_is_named_and_not_the_technique(tmp_path):
 
     row = next(row for row in ablation.rows if row.choice.technique == "loader_workers")
     assert row.verdict is Verdict.INCONCLUSIVE
-    assert row.why == "not measured: without it the script ended with crash: port in use"
+    assert row.why == "it was not measured: without it the script ended with crash: port in use"
 
 
 def test_a_recipe_that_fails_when_it_is_confirmed_has_an_answer_of_its_own(tmp_path):

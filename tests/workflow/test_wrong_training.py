@@ -59,7 +59,7 @@ def test_one_line_names_place_code_page_and_what_goes_on(tmp_path, monkeypatch, 
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err == (
-        "flatout: train.py:5: LP03 no step clears the gradients: each one adds to those of all "
+        "flatout: train.py:5: LP03: no step clears the gradients: each one adds to those of all "
         "steps before; tuned, it would only be wrong sooner: 'flatout rules LP03' says how to fix "
         "it, --acknowledge LP03 tunes it as it is\n"
     )

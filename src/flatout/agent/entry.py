@@ -118,8 +118,8 @@ def _tell_not_applied(session: Session) -> None:
         name = name_of(technique)
         status, why = session.status.get(name, ("unseen", "its hook point was never reached"))
         if status != "applied":
-            said = says["not_applied"].format(technique=name, status=status, why=why)
-            sys.stderr.write(f"flatout: {said}\n")
+            about = {"status": says[f"status_{status}"], "why": session.spec.translated(why)}
+            sys.stderr.write(f"flatout: {says['not_applied'].format(technique=name, **about)}\n")
 
 
 def _seed(seed: int | None) -> None:

@@ -1,5 +1,8 @@
 """The command line: one command, one file, imported only when it runs."""
 
+import itertools
+import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,6 +22,9 @@ UNDONE = frozenset({"measure", "plan", "roofline", "survey", "tune"})
 """The commands that undo what the script wrote."""
 LOOKING = frozenset({"compare", "patch", "doctor", "techniques", "watch"})
 """The commands that run no script and change nothing. The others are there to write."""
+ASKED = re.compile(r"--lang[ =](\w+)")
+LOCALE = ("LC_ALL", "LC_MESSAGES", "LANG")
+"""Where the locale's language is, the first that is set."""
 
 
 def main() -> None:
@@ -46,42 +52,66 @@ def call(arguments: Sequence[str]) -> int:
     Only when no one reads the output any more (`flatout doctor | head -1`) click exits on its own,
     with code 1 and in silence.
     """
+    language = reader_language(arguments)
     try:
         # Bare `flatout` asks what there is.
         result = flatout.main(
-            list(arguments) or ["--help"], prog_name="flatout", standalone_mode=False
+            list(arguments) or ["--help"],
+            prog_name="flatout",
+            standalone_mode=False,
+            obj=language,
         )
     except (click.ClickException, UserError) as error:
-        return _say(_refusal(error), USER_ERROR)
+        return _say(_refusal(error), USER_ERROR, language)
     except (KeyboardInterrupt, click.Abort):
-        return _say(f"interrupted{_of_files(arguments)}", INTERRUPTED)
+        return _say(["interrupted", *_of_files(arguments)], INTERRUPTED, language)
     except Exception as error:  # noqa: BLE001  the boundary: nothing may pass it unexplained
         sys.excepthook(*sys.exc_info())
         what = f"internal error: {type(error).__name__}: {error}"
-        return _say(f"{what}{_of_files(arguments)}; please report this", INTERNAL_ERROR)
+        said = [what, *_of_files(arguments), "please report this"]
+        return _say(said, INTERNAL_ERROR, language)
     return result if isinstance(result, int) else 0
 
 
-def _of_files(arguments: Sequence[str]) -> str:
+def reader_language(arguments: Sequence[str] = ()) -> str:
+    """Return the language that a command line asks for, else the locale's; English for any other.
+
+    What follows a script is the script's.
+
+    >>> reader_language(["measure", "--lang", "ko"]), reader_language(["check", "--lang=en"])
+    ('ko', 'en')
+    """
+    own = itertools.takewhile(lambda word: not word.endswith(".py"), arguments)
+    asked = ASKED.search(" ".join(own))
+    place = next((os.environ[name] for name in LOCALE if os.environ.get(name)), "")
+    return "ko" if (asked[1] if asked else place).startswith("ko") else "en"
+
+
+def _of_files(arguments: Sequence[str]) -> list[str]:
     """Return what became of the user's files, where that is known.
 
     >>> _of_files(["tune", "train.py"]), _of_files(["run", "train.py"])
-    ('; your files are unchanged', '')
+    (['your files are unchanged'], [])
     """
-    return "; your files are unchanged" if set(arguments[:1]) & (UNDONE | LOOKING) else ""
+    return ["your files are unchanged"] if set(arguments[:1]) & (UNDONE | LOOKING) else []
 
 
-def _refusal(error: click.ClickException | UserError) -> str:
-    """Return one line: what is wrong and what to do."""
+def _refusal(error: click.ClickException | UserError) -> list[str]:
+    """Return what is wrong and what to do."""
     if isinstance(error, UserError):
-        return " ".join(str(error).split())
+        return [" ".join(str(error).split())]
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "flatout"
     message = " ".join(error.format_message().split()).rstrip(".")
-    pause = "" if message.endswith("?") else ";"
-    return f"{message}{pause} '{path} --help' shows what is allowed"
+    return [message, f"'{path} --help' shows what is allowed"]
 
 
-def _say(text: str, code: int) -> int:
-    print(f"flatout: {text}", file=sys.stderr)
+def _say(texts: Sequence[str], code: int, language: str) -> int:
+    """Write one line on stderr and return the exit code."""
+    from flatout.records.messages import messages
+
+    line, *others = map(messages(language).text, texts)
+    for text in others:
+        line += f"{'' if line.endswith('?') else ';'} {text}"
+    print(f"flatout: {line}", file=sys.stderr)
     return code

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import json_option, names, show
+from flatout.cli.options import json_option, language_option, names, show
 from flatout.records.finding import SourceCheck
 
 FORMATS = ("text", "json", "github", "sarif")
@@ -25,6 +25,7 @@ FORMATS = ("text", "json", "github", "sarif")
     show_default=True,
     help="What is printed.",
 )
+@language_option
 @json_option
 @click.argument(
     "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH..."
@@ -37,6 +38,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     select: tuple[str, ...],
     ignore: tuple[str, ...],
     output: str,
+    language: str,
     json_path: Path | None,
 ) -> int:
     """Find what makes trainings slow, large or wrong in their source.
@@ -59,9 +61,9 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     if diff:
         click.echo(checking.diff(found), nl=False)
     elif output == "text":
-        show(check_text(found))
+        show(check_text(found, language))
     elif output == "github":
-        click.echo(check_github(found), nl=False)
+        show(check_github(found, language))
     else:
         click.echo(json.dumps(_document(found, output), indent=2))
     return found.exit_code

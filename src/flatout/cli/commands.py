@@ -34,8 +34,25 @@ SUMMARIES = {
 """The commands in the order of first use; the file of each has the same name and summary."""
 
 
+class Context(click.Context):
+    """Writes help in the reader's language, which is its object."""
+
+    def make_formatter(self) -> click.HelpFormatter:
+        """Return what writes the help."""
+        if self.obj in (None, "en"):
+            return super().make_formatter()
+        # Here: help in English has to start fast.
+        from flatout.cli.help_text import TranslatedFormatter
+        from flatout.records.messages import messages
+
+        say = messages(self.obj)
+        return TranslatedFormatter(say, width=self.terminal_width, max_width=self.max_content_width)
+
+
 class Verbs(click.Group):
     """A group that imports a command's file when that command runs."""
+
+    context_class = Context
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands."""
@@ -46,6 +63,7 @@ class Verbs(click.Group):
         if cmd_name not in SUMMARIES:
             raise click.UsageError(unknown("command", cmd_name, SUMMARIES), ctx)
         command: click.Command = importlib.import_module(f"flatout.cli.{cmd_name}").command
+        command.context_class = Context
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from flatout.cli.options import asked_language
+
 PATH = click.Path(path_type=Path)
 
 
@@ -23,6 +25,7 @@ PATH = click.Path(path_type=Path)
     help="With a recipe: install flatout from this wheel or clone below this folder, or address.",
 )
 @click.option("--out", type=PATH, help="Write to this file instead of the terminal.")
+@asked_language(expose_value=False)  # of help and errors: a Dockerfile has none
 @click.argument("script", default="train.py")
 def command(
     recipe_path: Path | None,

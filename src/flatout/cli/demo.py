@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import seconds
+from flatout.cli.options import language_option, seconds, show
 
 
 @click.command("demo")
@@ -29,14 +29,20 @@ from flatout.cli.options import seconds
     help="Then a second part, as long: batch size and packed data, too, on top of the recipe.",
 )
 @click.option("--details", is_flag=True, help="Show every technique with its reasons.")
-def command(what: str, out: Path, budget: float, training: bool, details: bool) -> int:
+@language_option
+def command(  # noqa: PLR0913  one argument an option
+    what: str, out: Path, budget: float, training: bool, details: bool, language: str
+) -> int:
     """Make a starved training job from photographs, tune it, show the table.
 
     The script is an ordinary one, and it stays in the --out folder with its data: measure, tune
-    and run it yourself. `flatout demo tiling` measures what tiles do for a product, a convolution
-    and attention on one core, and has no options.
+    and run it yourself.
+
+    `flatout demo tiling` measures what tiles do for a product, a convolution and attention on one
+    core, and has no options.
     """
     from flatout.cli.tuning_output import RECIPE, ReportForm, tune_and_report
+    from flatout.records.messages import messages
     from flatout.records.technique import Numerics
     from flatout.reporting.documents import ensure_writable
     from flatout.reporting.tuning.staged import Article
@@ -50,16 +56,16 @@ def command(what: str, out: Path, budget: float, training: bool, details: bool) 
     ensure_writable(out)
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    click.echo(f"demo: making a job with photographs in {out}", err=True)
+    show(messages(language)("listing.demo", folder=out) + "\n", is_error=True)
     workload = make_job(out)
     left_s = budget - (time.monotonic() - started)
     # A demonstration on a busy machine still ends with its table, which then says so.
     options = TuneOptions(budget_s=left_s, out=out, accepts_load=True, history=history_path())
-    form = ReportForm(details=details, article=Article())
+    form = ReportForm(details=details, article=Article(), language=language)
     code = tune_and_report(workload, options, form)
     if code or not training:
         return code
-    click.echo("demo, second part: what changes the training, too", err=True)
+    show(messages(language)("listing.demo_training") + "\n", is_error=True)
     tried = (*read_recipe(out / RECIPE).names, "batch_size", "packed_data")
     options = replace(
         options,

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from flatout.cli import reader_language
 from flatout.records.errors import UserError
 from flatout.records.files import STDOUT
 from flatout.records.messages import LANGUAGES, messages
@@ -150,14 +151,19 @@ json_option = click.option(
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only the result.")
 
 
-language_option = click.option(
-    "--lang",
-    "language",
-    type=click.Choice(["en", "ko"]),
-    default="en",
-    show_default=True,
-    help="Language of the reports.",
-)
+def asked_language(*, expose_value: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option for the language; without a value only errors and help have it."""
+    return click.option(
+        "--lang",
+        "language",
+        type=click.Choice(LANGUAGES),
+        default=reader_language,
+        expose_value=expose_value,
+        help="Language of what is said; else the locale's, if it is one of these.",
+    )
+
+
+language_option = asked_language(expose_value=True)
 
 
 def show(text: str, *, is_error: bool = False) -> None:

@@ -5,32 +5,35 @@ from pathlib import Path
 
 import click
 
+from flatout.cli.options import language_option, show
+
 
 @click.command("patch")
+@language_option
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("script", type=click.Path(path_type=Path))
-def command(recipe: Path, script: Path) -> int:
+def command(recipe: Path, script: Path, language: str) -> int:
     """Write a recipe as a diff of the script.
 
     The diff goes to standard output; nothing is written or run. RECIPE is what 'flatout tune'
     wrote, SCRIPT the file it tuned.
     """
     from flatout.records.catalogue import technique_class
+    from flatout.records.messages import messages
     from flatout.records.recipe import Recipe
     from flatout.reporting.tuning.verdict import hand_changes
     from flatout.workflow.patch import patch
     from flatout.workflow.recipe_files import read_recipe
 
+    say = messages(language)
     wanted = read_recipe(recipe)
     made = patch(wanted, script)
     click.echo(made.diff, nl=False)
     if made.left_out:
         names = ", ".join(made.left_out)
-        click.echo(
-            f"flatout: not in the diff, for want of a clear place: {names}; "
-            f"'flatout run --with {recipe} {script}' has all",
-            err=True,
-        )
+        command = f"flatout run --with {recipe} {script}"
+        said = say("listing.left_out", names=names, command=command)
+        show(f"flatout: {said}\n", is_error=True)
     # A diff cannot say what takes more than one place, such as the launch of several ranks.
     by_hand = [
         replace(choice, settings={**kind().settings(), **choice.settings})
@@ -38,6 +41,7 @@ def command(recipe: Path, script: Path) -> int:
         if choice.technique in made.left_out
         and (kind := technique_class(choice.technique)).source is None
     ]
-    for change in hand_changes(Recipe(choices=tuple(by_hand)), technique_class):
-        click.echo("\n".join([f"{change.label}, by hand:", *change.lines]), err=True)
+    for change in hand_changes(Recipe(choices=tuple(by_hand)), technique_class, language):
+        title = say("listing.by_hand", technique=change.label)
+        show("\n".join([title, *change.lines, ""]), is_error=True)
     return 0 if made.written or not made.left_out else 1

@@ -79,12 +79,16 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     or a function that returns one, or hf:config.json of transformers. Ends with exit code 1 when it
     does not fit.
     """
+    from flatout.records.messages import messages
     from flatout.records.recipe import Recipe
     from flatout.records.secrets import hide_in_words
     from flatout.reporting.documents import ensure_file_writable, write_json, write_text
     from flatout.reporting.plan import plan_html, render_plan
     from flatout.workflow.plan import PlanOptions, plan, read_links, read_profile
     from flatout.workflow.recipe_files import read_recipe
+
+    def tell(what: str) -> None:
+        click.echo(f"flatout: {messages(language).text(what)}", err=True)
 
     recipe = read_recipe(recipe_path) if recipe_path else Recipe()
     options = PlanOptions(
@@ -95,11 +99,11 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         hosts=hosts,
         recipe=recipe,
         profile=read_profile(profile_path) if profile_path else None,
-        links=read_links(links_path, gpus, _tell) if links_path else None,
+        links=read_links(links_path, gpus, tell) if links_path else None,
     )
     for path in filter(None, (json_path, html_path, snapshot_path)):
         ensure_file_writable(path)
-    planned = plan(target, arguments, options, _tell)
+    planned = plan(target, arguments, options, tell)
     words = shlex.join([target, *hide_in_words(arguments)])
     found, chosen = planned.plan, gpu or ""
     width = terminal_width()
@@ -114,7 +118,3 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     if found.advice is not None:
         return int(found.advice.ranks is None or found.advice.ranks > found.advice.asked)
     return int(not found.fits)
-
-
-def _tell(what: str) -> None:
-    click.echo(f"flatout: {what}", err=True)

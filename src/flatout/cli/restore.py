@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from flatout.cli.options import language_option, show
+
 
 @click.command("restore")
 @click.option(
@@ -12,23 +14,26 @@ import click
     metavar="PATH",
     help="What FOLDER was called in the trial, as in a container.",
 )
+@language_option
 @click.argument(
     "folder",
     default=".",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )
-def command(folder: Path, was: Path | None) -> int:
+def command(folder: Path, was: Path | None, language: str) -> int:
     """Put back what a killed trial had moved aside in a folder.
 
     Needs nothing but FOLDER (the current one without it): the cache folder may be gone. Ends with
     exit code 1 when something could not be put back.
     """
     from flatout.launch.rollback import restore
+    from flatout.records.messages import messages
 
+    say = messages(language)
     undone, num_used = restore(folder, was)
     for line in undone.differences:
-        click.echo(f"{line}")
+        show(f"{say.text(line)}\n")
     if num_used:
-        click.echo(f"{num_used} folders belong to a trial that still runs; left alone")
-    click.echo(f"{undone.num_entries} changes undone in {folder}")
+        show(say("listing.still_runs", n=num_used) + "\n")
+    show(say("listing.restored", n=undone.num_entries, folder=folder) + "\n")
     return int(bool(undone.failed))

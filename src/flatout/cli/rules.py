@@ -2,17 +2,20 @@
 
 import click
 
+from flatout.cli.options import language_option, page, show
+
 
 @click.command("rules")
+@language_option
 @click.argument("name", required=False, metavar="[CODE]")
-def command(name: str | None) -> int:
+def command(language: str, name: str | None) -> int:
     """List the rules, or print the page of one.
 
     CODE is what a finding shows: DL02, dl02_no_workers, data_wait.
     """
     from flatout import rules
-    from flatout.cli.options import page
     from flatout.records.errors import UserError, unknown
+    from flatout.records.messages import messages
     from flatout.rules import source
 
     by_code = {source.code_of(rule): rule for rule in source.modules()}
@@ -20,7 +23,7 @@ def command(name: str | None) -> int:
     if name is None:
         for each in known:
             title = page("rules", each).splitlines()[2].partition(": ")
-            click.echo(f"{each:34}{title[2] or title[0]}")
+            show(f"{each:34}{messages(language).text(title[2] or title[0])}\n")
         return 0
     wanted = by_code.get(name.upper(), name.lower())
     if wanted not in known:

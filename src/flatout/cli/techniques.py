@@ -4,18 +4,19 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import json_option, page, show, terminal_width
+from flatout.cli.options import json_option, language_option, page, show, terminal_width
 
 SCHEMA = "flatout.techniques/1"
 
 
 @click.command("techniques")
 @json_option
+@language_option
 @click.option("--history", is_flag=True, help="Show what earlier tunings here found.")
 @click.option("--forget-history", is_flag=True, help="Delete that.")
 @click.argument("name", required=False, metavar="[NAME]")
 def command(
-    json_path: Path | None, name: str | None, *, history: bool, forget_history: bool
+    json_path: Path | None, language: str, name: str | None, *, history: bool, forget_history: bool
 ) -> int:
     """List the techniques and what each may do to the numbers.
 
@@ -25,7 +26,7 @@ def command(
     sets the ceiling.
     """
     if history or forget_history:
-        return _history(is_deleted=forget_history)
+        return _history(language, is_deleted=forget_history)
     from flatout.records import catalogue
     from flatout.records.errors import UserError, unknown
     from flatout.reporting.documents import write_json
@@ -37,7 +38,7 @@ def command(
         click.echo(page("techniques", name), nl=False)
         return 0
     classes = {name: catalogue.technique_class(name) for name in catalogue.names()}
-    show(render_techniques(classes, width=terminal_width()))
+    show(render_techniques(classes, width=terminal_width(), language=language))
     if json_path:
         techniques = [
             {
@@ -53,8 +54,9 @@ def command(
     return 0
 
 
-def _history(*, is_deleted: bool) -> int:
+def _history(language: str, *, is_deleted: bool) -> int:
     """Show what tunings on this machine found, or delete it."""
+    from flatout.records.messages import messages
     from flatout.reporting.terminal import render_history
     from flatout.tuning.history import history_path, read_history
 
@@ -62,7 +64,8 @@ def _history(*, is_deleted: bool) -> int:
     if is_deleted:
         was_there = path.exists()
         path.unlink(missing_ok=True)
-        click.echo(f"deleted {path}" if was_there else f"nothing to delete: there is no {path}")
+        name = "forgotten" if was_there else "nothing_to_forget"
+        show(messages(language)(f"listing.{name}", path=path) + "\n")
         return 0
-    click.echo(render_history(read_history(path), path, width=terminal_width()), nl=False)
+    show(render_history(read_history(path), path, width=terminal_width(), language=language))
     return 0

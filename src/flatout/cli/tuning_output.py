@@ -192,7 +192,7 @@ def write_reports(ablation: Ablation, out: Path, place: ResultPlace, language: s
     The recipe is written when it is empty too, so that none of an earlier tuning stays there; nor
     does its picture of stages, which is drawn of a recipe that was proven.
     """
-    changes = hand_changes(ablation.recipe, catalogue.technique_class)
+    changes = hand_changes(ablation.recipe, catalogue.technique_class, language)
     write_recipe(ablation.recipe, out / RECIPE)
     write_json(ablation.to_json(), out / "ablation.json")
     markdown = ablation_markdown(ablation, changes, place=place, language=language)

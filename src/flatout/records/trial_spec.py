@@ -42,6 +42,8 @@ class TrialSpec:
     """Whether a run leaves its loss over time and the metrics that it prints."""
     says: Mapping[str, str] = field(default_factory=dict)
     """Of a run: what it says on stderr by name, in the reader's language, with fields."""
+    language: str = "en"
+    """The reader's."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What an entry of its own needs besides, by its own names."""
     entry: str = ""
@@ -62,3 +64,12 @@ class TrialSpec:
     """Folders whose changes are not noted there."""
     root_pid: int | None = None
     """The supervisor: the load of all processes below it is the training's own."""
+
+    def translated(self, text: str) -> str:
+        """Return what the process says in the reader's language, if its Python can read that."""
+        try:
+            from flatout.records.messages import messages
+
+            return messages(self.language).text(text)
+        except ImportError:  # before Python 3.11, without tomli
+            return text

@@ -30,6 +30,7 @@ WORD_COLUMNS = frozenset(
         *("kernel", "operator", "phase", "leg", "techniques", "cause", "reading", "made_in"),
         *("line", "module", "what", "worker", "shape"),
         *("technique", "settings", "promise", "loss_check", "verdict", "stage", "method"),
+        *("when", "script", "addresses"),
     }
 )
 """Columns that hold words; the others hold numbers, aligned to the right."""

@@ -6,37 +6,38 @@ from pathlib import Path
 from typing import Any
 
 from flatout.records.finding import NONE, SAFE, SUGGESTED, SourceCheck, SourceFinding
+from flatout.records.messages import ENGLISH, Messages, Sentence, joined, messages, words
 
-HOW = {SAFE: "--fix writes it", SUGGESTED: "--diff shows it", NONE: ""}
+HOW = {SAFE: "check.how_safe", SUGGESTED: "check.how_suggested"}
 LEVELS = {SAFE: "warning", SUGGESTED: "warning", NONE: "note"}
 
 
-def check_text(found: SourceCheck) -> str:
+def check_text(found: SourceCheck, language: str = ENGLISH) -> str:
     """Return two lines for each finding, a line for each file that was not analysed, a summary."""
-    lines = []
+    say, lines = messages(language), []
     for path, finding in found.findings():
         place = f"{path}:{finding.line}:{finding.column}"
-        lines.append(f"{place}: {finding.code} {finding.because}")
-        how = HOW[finding.fix_class]
-        lines.append(f"    write: {finding.instead} [{how + '; ' if how else ''}{finding.page}]")
-    lines += [f"{path}: not analysable: {why}" for path, why in _left_out(found)]
-    lines += [f"{each.path}: {note}" for each in found.files for note in each.notes]
-    return "\n".join([*lines, _summary(found), ""])
+        lines.append(f"{place}: {finding.code} {say.text(finding.because)}")
+        how = f"{say(HOW[finding.fix_class])}; " if finding.fix_class in HOW else ""
+        write = say("check.write", instead=say.text(finding.instead))
+        lines.append(f"    {write} [{how}{finding.page}]")
+    lines += [f"{path}: {why}" for path, why in _left_out(found, say)]
+    lines += [f"{each.path}: {say.text(note)}" for each in found.files for note in each.notes]
+    return "\n".join([*lines, say.text(_summary(found)), ""])
 
 
-def check_github(found: SourceCheck) -> str:
+def check_github(found: SourceCheck, language: str = ENGLISH) -> str:
     """Return a workflow command for each finding: GitHub shows them at their lines."""
+    say = messages(language)
     lines = [
         f"::warning file={_property(path)},line={finding.line},endLine={finding.end_line},"
-        f"col={finding.column},title={_property(finding.code)}::"
-        + _data(f"{finding.because}; write: {finding.instead}")
+        f"col={finding.column},title={_property(finding.code)}::" + _data(say.text(_said(finding)))
         for path, finding in found.findings()
     ]
     lines += [
-        f"::notice file={_property(path)}::{_data(f'not analysable: {why}')}"
-        for path, why in _left_out(found)
+        f"::notice file={_property(path)}::{_data(why)}" for path, why in _left_out(found, say)
     ]
-    return "\n".join([*lines, _summary(found), ""])
+    return "\n".join([*lines, say.text(_summary(found)), ""])
 
 
 def check_sarif(found: SourceCheck, version: str) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def _result(path: str, finding: SourceFinding) -> dict[str, Any]:
     return {
         "ruleId": finding.code,
         "level": LEVELS[finding.fix_class],
-        "message": {"text": f"{finding.because}; write: {finding.instead}"},
+        "message": {"text": _said(finding)},
         "locations": [{"physicalLocation": place}],
     }
 
@@ -84,10 +85,14 @@ def _uri(path: str) -> str:
     return Path(path).as_uri() if os.path.isabs(path) else quote(path)  # noqa: PTH117  no I/O
 
 
-def _left_out(found: SourceCheck) -> Iterator[tuple[str, str]]:
+def _said(finding: SourceFinding) -> Sentence:
+    return words("check.because_write", because=finding.because, instead=finding.instead)
+
+
+def _left_out(found: SourceCheck, say: Messages) -> Iterator[tuple[str, str]]:
     for each in found.files:
         if each.not_analysable:
-            yield each.path, each.not_analysable
+            yield each.path, say("check.not_analysable", why=say.text(each.not_analysable))
 
 
 def _summary(found: SourceCheck) -> str:
@@ -97,18 +102,19 @@ def _summary(found: SourceCheck) -> str:
     'no Python files'
     """
     if not found.files:
-        return "no Python files"
-    files = f"{len(found.files)} file{'s' * (len(found.files) != 1)}"
+        return words("check.no_files")
+    count = len(found.files)
+    files = words("pack.file" if count == 1 else "pack.files", n=str(count))
     count = found.count()
-    made = f"{found.fixed} fixed, " if found.fixed else ""
-    if not count:
-        return f"{made}nothing found in {files}"
-    parts = [f"{made}{count} finding{'s' * (count != 1)} in {files}"]
-    if safe := found.count(SAFE):
-        parts.append(f"--fix fixes {safe} and keeps the numbers")
-    if suggested := found.count(SUGGESTED):
-        parts.append(f"--diff shows {suggested} more, --fix --suggested writes them")
-    return "; ".join(parts)
+    name = ("nothing", "found")[count] if count < 2 else "found_many"
+    about = {"n": str(count)} if count else {}
+    parts = [words(f"check.{name}", files=files, **about)]
+    if found.fixed:
+        parts = [words("check.fixed", n=str(found.fixed), rest=parts[0])]
+    for kind, code in ((SAFE, "check.safe"), (SUGGESTED, "check.suggested")):
+        if count := found.count(kind):
+            parts.append(words(code, n=str(count)))
+    return joined(*parts)
 
 
 def _data(text: str) -> str:

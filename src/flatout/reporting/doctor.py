@@ -9,11 +9,11 @@ from pathlib import Path
 
 from flatout.records.finding import BAD, WARN, Check
 from flatout.records.machine import Machine, Stack
-from flatout.records.messages import ENGLISH, Sentence, messages, words
+from flatout.records.messages import ENGLISH, Sentence, messages, named, words
 from flatout.records.technique import EarlierResult, Technique
 from flatout.records.units import format_ratio
-from flatout.reporting.blocks import safe
-from flatout.reporting.tables import Column, ascii_only, labelled, padded, table, wrapped
+from flatout.reporting.blocks import columns_of, safe
+from flatout.reporting.tables import ascii_only, labelled, padded, table, wrapped
 from flatout.reporting.templates import render
 
 DEVICES = {
@@ -42,6 +42,7 @@ def run_command(stack: Stack) -> str:
 
 
 MARK_WIDTH = 4
+FORGET = "flatout techniques --forget-history"
 
 
 def render_doctor(
@@ -74,13 +75,17 @@ def _headline(machine: Machine, checks: Sequence[Check]) -> Sentence:
     )
 
 
-def render_history(results: Sequence[EarlierResult], path: Path, *, width: int = 80) -> str:
+def render_history(
+    results: Sequence[EarlierResult], path: Path, *, width: int = 80, language: str = ENGLISH
+) -> str:
     """Return what earlier tunings on this machine found, the latest last."""
+    say = messages(language)
     if not results:
-        shown = wrapped(f"No tuning on this machine has compared a technique yet ({path}).", width)
-        return ascii_only("\n".join([*shown, "", "next  flatout tune train.py"])) + "\n"
-    columns = [Column("when"), Column("script"), Column("technique")]
-    columns += [Column(title, is_number=True) for title in ("predicted", "ratio", "n")]
+        shown = wrapped(say("listing.no_history", path=path), width)
+        shown += ["", f"{say('label.next')}  flatout tune train.py"]
+        return safe("\n".join(shown), say) + "\n"
+    columns = columns_of(("when", "script", "technique", "predicted"), say)
+    columns += columns_of(("measured_ratio", "pairs", "verdict"), say)
     cells = [
         [
             one.at[:10],
@@ -89,37 +94,38 @@ def render_history(results: Sequence[EarlierResult], path: Path, *, width: int =
             format_ratio(one.predicted),
             format_ratio(one.ratio),
             str(one.n),
-            one.verdict,
+            say.text(named("trying", f"verdict_{one.verdict}")),
         ]
         for one in results
     ]
     shown = [
-        *wrapped(f"{len(results)} results on this machine, kept in {path}.", width),
-        *wrapped("The next tuning orders its techniques by them; none is left out for it.", width),
+        *wrapped(say("listing.history", n=len(results), path=path), width),
+        *wrapped(say("listing.history_use"), width),
         "",
-        *table([*columns, Column("verdict")], cells),
+        *table(columns, cells),
         "",
-        "next  flatout techniques --forget-history deletes them",
+        f"{say('label.next')}  {say('listing.forget', command=FORGET)}",
     ]
-    return ascii_only("\n".join(shown)) + "\n"
+    return safe("\n".join(shown), say) + "\n"
 
 
-def render_techniques(classes: Mapping[str, type[Technique]], *, width: int = 80) -> str:
+def render_techniques(
+    classes: Mapping[str, type[Technique]], *, width: int = 80, language: str = ENGLISH
+) -> str:
     """Return the techniques with what each addresses, its promise and its one-line summary."""
+    say = messages(language)
     order = sorted(classes.items(), key=lambda item: (item[1].numerics.rank, item[0]))
-    columns = [Column("technique"), Column("promise"), Column("addresses")]
+    columns = columns_of(("technique", "promise", "addresses"), say)
     cells = [[name, kind.numerics.value, ", ".join(sorted(kind.addresses))] for name, kind in order]
     lines = table(columns, cells)
     head = len(lines) - len(cells)
     shown = [
-        *wrapped(
-            f"{len(classes)} techniques; each is tried by 'flatout tune' where it fits.", width
-        ),
+        *wrapped(say("listing.techniques", n=len(classes)), width),
         "",
         *lines[:head],
     ]
     for line, (_name, kind) in zip(lines[head:], order, strict=True):
         summary = (kind.__doc__ or "").partition("\n")[0]
-        shown += [line, *wrapped(summary, width, indent="  ")]
-    shown += ["", "next  flatout tune train.py"]
-    return ascii_only("\n".join(shown)) + "\n"
+        shown += [line, *wrapped(say.text(summary), width, indent="  ")]
+    shown += ["", f"{say('label.next')}  flatout tune train.py"]
+    return safe("\n".join(shown), say) + "\n"

@@ -330,7 +330,7 @@ class _Tracer:
             if len(traced) == MOST_TECHNIQUES or time.monotonic() > ends_at:
                 break
             try:
-                found = self.whole(self.traced(setup.stream.batch, label, choice))
+                found = self.whole(self.traced(setup.stream.batch, f"it with {label}", choice))
             except UserError as error:
                 notes.append(words("plan.not_traced", technique=label, why=str(error)))
                 continue

@@ -385,6 +385,7 @@ def _spec(recipe: Recipe, folder: Path, options: RunOptions) -> TrialSpec:
         plan=options.plan.for_child() if options.plan else None,
         records_run=options.keep is not None,
         says=messages(options.language).family("run.training"),
+        language=options.language,
         prefix=sys.prefix,
     )
 

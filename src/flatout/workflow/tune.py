@@ -198,7 +198,7 @@ def _wrong_places(workload: Workload, acknowledged: Sequence[str]) -> list[tuple
     except UserError:  # a pyproject.toml that cannot be read hinders no tuning
         found = []
     wrong = [
-        (each.code, f"{shown(Path(file), workload)}:{each.line}: {each.code} {each.because}")
+        (each.code, f"{shown(Path(file), workload)}:{each.line}: {each.code}: {each.because}")
         for file, each in found
         if each.code in known.difference(acknowledged)
     ]

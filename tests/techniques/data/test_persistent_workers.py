@@ -117,7 +117,7 @@ def test_where_a_worker_cannot_become_as_new_it_is_started_anew(kind):
     found = three_epochs(DataLoader(**technique.loader(asked)), technique.epoch)
 
     assert found == expected
-    with pytest.raises(NotApplicable, match=f"{why}.*started anew as always"):
+    with pytest.raises(NotApplicable, match=f"{why}.*started again as always"):
         technique.end()
 
 

@@ -150,7 +150,7 @@ def test_the_gain_is_what_the_cores_are_short_of():
     ("facts", "why"),
     [
         (using(0.8), "no worker uses clearly more than one core"),
-        (profile(loaders=(loader(num_workers=2),)), "nobody looked at what the workers use"),
+        (profile(loaders=(loader(num_workers=2),)), "no one looked at what the workers use"),
     ],
 )
 def test_without_workers_that_fight_for_cores_nothing_is_predicted_and_the_reason_is_true(

@@ -179,7 +179,7 @@ def test_fused_steps_that_are_loaded_go_on_and_are_no_choice_of_the_script():
     resumed.load_state_dict(stepper.state_dict())
 
     assert resumed.param_groups[0]["fused"]
-    with pytest.raises(NotApplicable, match="goes on with them by itself"):
+    with pytest.raises(NotApplicable, match="goes on with them on its own"):
         FusedOptimizer().optimizer(resumed)
 
 

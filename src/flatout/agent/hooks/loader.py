@@ -278,9 +278,10 @@ class _Construction:
         try:
             build(loader, **wanted)
         except Exception as error:  # noqa: BLE001  a wrong wish of ours: build what was asked
+            why = f"the DataLoader refused: {error}"
             for technique in self.session.techniques:
                 if "loader" in hook_points_of(technique):
-                    self.session.note_status(technique, "failed", f"DataLoader refused: {error}")
+                    self.session.note_status(technique, "failed", why)
             build(loader, *args, **kwargs)
 
     def _remember(

@@ -208,7 +208,8 @@ class MemoryWatch:
             when, plan = f"of step {MEASURED_STEP}", without_workspace(self.plan)
         rank = rank_and_size()
         if found and (rank is None or rank[0] == 0):
-            sys.stderr.write(f"flatout: {describe_comparison(found, plan, when)}\n")
+            said = self.session.spec.translated(describe_comparison(found, plan, when))
+            sys.stderr.write(f"flatout: {said}\n")
             sys.stderr.flush()
 
     def measured_on_cpu(self) -> dict[str, int]:

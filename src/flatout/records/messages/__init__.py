@@ -5,6 +5,10 @@ fields. A rule, a note or a trial says a sentence as `words(name, field=...)`: t
 text, which remembers its name and fields, so that a report can say it in another language. What is
 no such sentence (a script's own words) stays as it is. A sentence that was written to a file as its
 English text, or by code that cannot read the catalogue, is known again by its message.
+
+What is said in plain English and by no name is known by its text alone: `plain_ko.toml` has it in
+Korean. A technique is one module, so what it says is in that, in a text called KOREAN: lines of
+English, each with its Korean indented below it.
 """
 
 import re
@@ -12,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from flatout.records.input_files import parse_toml
@@ -24,28 +29,39 @@ LEAST_WORDS = 3
 """Words of its own that a message has by which its text is known again: fewer fit anything."""
 JOINTS = {"joint.and": "; ", "joint.because": ": "}
 """Messages that join two texts, and what they put between them."""
+OWN = re.compile(r'^KOREAN = """\n(.*?)^"""', re.MULTILINE | re.DOTALL)
+PAIR = re.compile(r"((?:^\S.*\n)+)((?:^ .*\n)+)", re.MULTILINE)
+"""Lines of English, and those of Korean below them."""
 
 Text: TypeAlias = "str | tuple[Text, ...]"
 """What a report says: words of no language, a sentence, or several with commas between them."""
 
 
 class Sentence(str):
-    """One message of the catalogue with its fields, as its English text."""
+    """One message of the catalogue with its fields, as its English text.
+
+    The code of what has no name there is its English text, with the fields' names in it.
+    """
 
     __slots__ = ("code", "fields")
     code: str
     fields: Mapping[str, Text]
 
-    def __new__(cls, code: str, fields: Mapping[str, Text]) -> "Sentence":
-        """Return the sentence; raises KeyError for a code or a field that does not exist."""
-        english = messages(ENGLISH)
-        self = super().__new__(cls, english.filled(code, fields))
+    def __new__(cls, code: str, fields: Mapping[str, Text], text: str = "") -> "Sentence":
+        """Return the sentence; raises KeyError for a code or a field that does not exist.
+
+        Args:
+            code: Its name.
+            fields: What is filled in.
+            text: What it was recognised in.
+        """
+        self = super().__new__(cls, text or messages(ENGLISH).filled(code, fields))
         self.code, self.fields = code, fields
         return self
 
-    def __getnewargs__(self) -> tuple[str, Mapping[str, Text]]:  # type: ignore[override]
+    def __getnewargs__(self) -> tuple[str, Mapping[str, Text], str]:  # type: ignore[override]
         """Return what a copy is made of."""
-        return self.code, self.fields
+        return self.code, self.fields, str(self)
 
 
 def words(code: str, /, **fields: Text) -> Sentence:
@@ -104,8 +120,11 @@ def recognised(text: str) -> str:
     >>> recognised("the loss was not finite at step 3").code
     'trial.not_finite'
     """
-    short = isinstance(text, Sentence) or text.count(" ") < LEAST_WORDS - 1
-    return text if short else _recognised(text)
+    if isinstance(text, Sentence):
+        return text
+    if "{" not in text and text in plain_texts():
+        return Sentence(text, {}, text)
+    return text if text.count(" ") < LEAST_WORDS - 1 else _recognised(text)
 
 
 @lru_cache(maxsize=1024)
@@ -129,17 +148,32 @@ def _fitting(text: str, *, of_one: bool) -> Sentence | None:
     """Return the message that a text fits; of one sentence, no field has a semicolon."""
     for code, template, longest in _known_messages():
         if longest in text and (found := _pattern(template, of_one=of_one).fullmatch(text)):
-            return Sentence(code, found.groupdict())
+            fields = found.groupdict()
+            if "phases" in fields:
+                fields["phases"] = _phases(fields["phases"])
+            return Sentence(code, fields, text)
     return None
+
+
+def _phases(text: str) -> str:
+    """Return the names of phases in a text as sentences: one word is known by its place alone."""
+    known = recognised(text)
+    if isinstance(known, Sentence):
+        return known
+    codes = {name: f"phase.{code}" for code, name in messages(ENGLISH).family("phase").items()}
+    names = (words(codes[x]) if x in codes else x for x in text.split(" and "))
+    return joined(*names, joint="joint.with")
 
 
 @lru_cache(maxsize=1)
 def _known_messages() -> tuple[tuple[str, str, str], ...]:
     """Return name, English text and longest part of each message that is known by its words."""
     found = []
-    for code, template in messages(ENGLISH).texts.items():
+    plain = {template: template for template in plain_texts()}
+    for code, template in {**plain, **messages(ENGLISH).texts}.items():
         parts = FIELD.split(template)[::2]
-        if sum(len(re.findall("[A-Za-z]+", part)) for part in parts) >= LEAST_WORDS:
+        own_words = sum(len(re.findall("[A-Za-z]+", part)) for part in parts)
+        if own_words >= LEAST_WORDS or code in plain:
             found.append((code, template, max(parts, key=len)))
     found.sort(key=lambda one: -len(FIELD.sub("", one[1])))
     return tuple(found)
@@ -191,12 +225,15 @@ class Messages:
         """
         if isinstance(text, tuple):
             return ", ".join(map(self.text, text))
-        known = text if self.language == ENGLISH else recognised(text)
+        if self.language == ENGLISH:
+            return str(text)
+        known = recognised(text)
         return self.filled(known.code, known.fields) if isinstance(known, Sentence) else text
 
     def filled(self, code: str, fields: Mapping[str, Text]) -> str:
         """Return a message, its fields in this language too."""
-        return self(code, **{name: self.text(value) for name, value in fields.items()})
+        template = self.texts[code] if code in self.texts else plain_texts()[code]
+        return template.format(**{name: self.text(value) for name, value in fields.items()})
 
 
 @lru_cache(maxsize=len(LANGUAGES))
@@ -204,6 +241,24 @@ def messages(language: str) -> Messages:
     """Return the sentences of a language, one of `LANGUAGES`."""
     source = files(__name__).joinpath(f"{language}.toml").read_text(encoding="utf-8")
     return Messages(language=language, texts=dict(_flat(parse_toml(source))))
+
+
+@lru_cache(maxsize=1)
+def plain_texts() -> Mapping[str, str]:
+    """Return what is said in plain English, with its Korean; {names} stand for what is filled in.
+
+    >>> plain_texts()["the data set is empty"].isascii()
+    False
+    """
+    folder = Path(__file__).parent
+    found: dict[str, str] = {}
+    for table in parse_toml((folder / "plain_ko.toml").read_text(encoding="utf-8")).values():
+        found |= table
+    for path in (folder.parents[1] / "techniques").rglob("*.py"):
+        for block in OWN.findall(path.read_text(encoding="utf-8")):
+            pairs = PAIR.findall(block)
+            found |= {" ".join(one.split()): " ".join(other.split()) for one, other in pairs}
+    return found
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -111,7 +111,7 @@ def _rows(trial: Trial, say: Messages) -> Iterator[tuple[str, str]]:
     for item in trial.not_applied:
         status = say.text(named("failure", f"status_{item.status}"))
         what = say("failure.not_applied", technique=item.technique, status=status)
-        yield "", f"{what}: {item.why}" if item.why else what
+        yield "", f"{what}: {say.text(item.why)}" if item.why else what
     yield "ran", format_duration(trial.wall_s)
     yield "do", say(f"failure.do_{_advice(trial)}")
 

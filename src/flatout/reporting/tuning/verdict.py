@@ -6,7 +6,7 @@ The changes by hand are instructions, not a diff of the user's source: flatout h
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from string import Template
 from typing import Any
@@ -21,7 +21,17 @@ from flatout.records.ablation import (
     Verdict,
 )
 from flatout.records.catalogue import setter_of
-from flatout.records.messages import Sentence, Text, interval_of, named, times, words, written
+from flatout.records.messages import (
+    ENGLISH,
+    Sentence,
+    Text,
+    interval_of,
+    messages,
+    named,
+    times,
+    words,
+    written,
+)
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import Rule
 from flatout.records.technique import Technique
@@ -394,27 +404,32 @@ class HandChange:
 
 
 def hand_changes(
-    recipe: Recipe, technique_class: Callable[[str], type[Technique]]
+    recipe: Recipe, technique_class: Callable[[str], type[Technique]], language: str = ENGLISH
 ) -> tuple[HandChange, ...]:
     """Return the changes of a recipe, in its order.
 
     Args:
         recipe: The chosen techniques.
         technique_class: Finds the class of a technique by its name.
+        language: Of the plain words.
     """
+    say = messages(language)
     return tuple(
         HandChange(
             label=choice.label,
-            lines=_filled(technique_class(choice.technique).by_hand, dict(choice.settings)),
+            lines=tuple(
+                say.text(line)
+                for line in _filled(technique_class(choice.technique).by_hand, choice.settings)
+            ),
         )
         for choice in recipe.choices
     )
 
 
-def _filled(text: str, settings: dict[str, Any]) -> tuple[str, ...]:
+def _filled(text: str, settings: Mapping[str, Any]) -> list[str]:
     """Put the settings in for `$name`; a name that is no setting stays as it is."""
     values = {name: _source(value) for name, value in settings.items()}
-    return tuple(Template(text.strip("\n")).safe_substitute(values).splitlines())
+    return Template(text.strip("\n")).safe_substitute(values).splitlines()
 
 
 def _source(value: Any) -> str:

@@ -231,3 +231,29 @@ def _length(dataset: Any) -> int | None:
         return measure() if measure else None
     except TypeError:
         return None  # an iterable set that knows no length
+
+
+KOREAN = """
+Train with larger batches and a learning rate to match.
+    배치를 키우고 학습률을 그에 맞춥니다.
+Where the loader and the optimizer are made:
+    로더와 옵티마이저를 만드는 곳:
+Reach that learning rate over the first {n} steps.
+    처음 {n}스텝에 걸쳐 그 학습률까지 올립니다.
+no loader with a batch size feeds the training
+    배치 크기가 있는 로더를 학습에 쓰지 않습니다
+{ms} ms of a step do not depend on the batch, {factor}x of it
+    스텝 중 {ms} ms는 배치 크기와 무관하며 배치를 {factor}배로 키웁니다
+the script makes its batches itself, with a batch_sampler
+    스크립트가 batch_sampler로 배치를 직접 만듭니다
+the loader's batch is {size}, not {other}
+    로더의 배치가 {other}이(가) 아니라 {size}입니다
+an epoch would have fewer than {n} steps
+    한 에폭이 {n}스텝보다 짧아집니다
+batch_size, which multiplies the rate in each step,
+    스텝마다 학습률을 곱하는 batch_size
+samples and instead_of are numbers of samples, at least 1
+    samples와 instead_of는 1 이상의 샘플 수입니다
+warm_up_steps={n} is negative; give 0 for none
+    warm_up_steps={n}은(는) 음수입니다. 없으면 0을 주세요
+"""

@@ -152,3 +152,15 @@ def _signature(block: "torch.nn.Module") -> Any:
 
 def _parameters(group: Sequence["torch.nn.Module"]) -> int:
     return sum(p.numel() for block in group for p in block.parameters())
+
+
+KOREAN = """
+Compile identical blocks once.
+    같은 블록을 한 번만 컴파일합니다.
+Once the model is on its device, for its repeated blocks:
+    모델을 디바이스로 옮긴 뒤, 반복되는 블록에:
+{n} identical blocks compiled once
+    같은 블록 {n}개를 한 번만 컴파일합니다
+the model has no {n} identical sibling blocks
+    나란히 놓인 같은 블록이 모델에 {n}개 이상 없습니다
+"""

@@ -38,7 +38,7 @@ MEMBERS = {
     "cudnn": "CUDNN_ATTENTION",
 }
 SWITCHES = {"flash": "flash_sdp", "efficient": "mem_efficient_sdp", "cudnn": "cudnn_sdp"}
-COMPILED = "asked for in compiled code, in which nobody sees what attention ran on"
+COMPILED = "asked for in compiled code, in which no one sees what attention ran on"
 
 
 @final
@@ -186,3 +186,27 @@ def _asked(backend_of: Callable[..., tuple[str, str]], *args: Any, **kwargs: Any
         return backend_of(*args, **kwargs)
     except Exception as error:  # noqa: BLE001  a look must never end the training
         return "another", str(error)
+
+
+KOREAN = """
+Ask for a kernel for attention.
+    어텐션에 쓸 커널을 지정합니다.
+Around the whole training, backward too, for cuDNN:
+    cuDNN을 쓰려면 역전파까지 포함한 학습 전체를 감쌉니다:
+asked for in compiled code, in which no one sees what attention ran on
+    컴파일된 코드 안에서 요청해, 어텐션이 어디에서 실행되었는지 볼 수 없습니다
+attention on {backend}, some {share} of forward and backward
+    순전파와 역전파의 약 {share}인 어텐션을 {backend}에서 실행합니다
+a CPU has one fused kernel, and torch takes it wherever it can
+    CPU에는 융합 커널이 하나뿐이고, torch가 쓸 수 있는 곳에서는 이미 그것을 씁니다
+the model never called scaled_dot_product_attention
+    모델이 scaled_dot_product_attention을 호출하지 않았습니다
+attention ran on {found} all the same
+    그래도 어텐션이 {found}에서 실행되었습니다
+attention ran on {found} all the same: {why}
+    그래도 어텐션이 {found}에서 실행되었습니다: {why}
+attention ran on {found}
+    어텐션이 {found}에서 실행되었습니다
+attention on {backend} is switched off
+    {backend} 어텐션이 꺼져 있습니다
+"""

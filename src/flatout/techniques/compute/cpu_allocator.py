@@ -108,3 +108,26 @@ def with_preload(variables: Mapping[str, str], path: str) -> Mapping[str, str]:
     """
     others = variables.get("LD_PRELOAD", "")
     return {**variables, "LD_PRELOAD": f"{path}:{others}" if others else path}
+
+
+KOREAN = """
+Keep freed memory in the process.
+    해제한 메모리를 프로세스 안에 둡니다.
+In the environment of the process, for the allocator "{library}":
+    프로세스의 환경 변수에서, 할당자 "{library}"의 경우:
+tcmalloc: LD_PRELOAD=/path/to/libtcmalloc_minimal.so
+    tcmalloc이면 LD_PRELOAD=/path/to/libtcmalloc_minimal.so
+glibc: MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_, see the technique's page.
+    glibc이면 MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_, MALLOC_TOP_PAD_를 씁니다. 기법 문서를
+    보세요.
+{n} page faults per step
+    스텝마다 페이지 폴트가 {n}번 납니다
+tcmalloc was not preloaded; install it (Debian: apt install libtcmalloc-minimal4) or take
+library='glibc'
+    tcmalloc이 미리 로드되지 않았습니다. 설치하거나(Debian: apt install libtcmalloc-minimal4)
+    library='glibc'를 쓰세요
+this Python does not use glibc's allocator
+    이 파이썬은 glibc의 할당자를 쓰지 않습니다
+the process started without {names}
+    프로세스가 {names} 없이 시작되었습니다
+"""

@@ -120,3 +120,15 @@ def threads_per_rank(machine: Machine, ranks: int, workers_per_rank: int = 0) ->
     """
     cores = min(machine.physical_cores, machine.usable_cores)
     return max(1, cores // ranks - workers_per_rank)
+
+
+KOREAN = """
+Compute with as many threads as there are free cores.
+    비어 있는 코어 수만큼의 스레드로 계산합니다.
+{n} threads instead of {now} on {cores} cores
+    코어 {cores}개에서 스레드를 {now}개 대신 {n}개 씁니다
+threads wait for a core {seconds} s per second
+    스레드들이 1초에 {seconds} s씩 코어를 기다립니다
+the training has {n} threads already
+    학습이 이미 스레드 {n}개를 쓰고 있습니다
+"""

@@ -88,3 +88,19 @@ At the start of the script:
 
         turn(False)  # noqa: FBT003
         return Switch(turn=turn)
+
+
+KOREAN = """
+Let cuDNN keep the fastest of its convolution algorithms.
+    cuDNN이 가장 빠른 합성곱 알고리즘을 골라 쓰게 합니다.
+the fastest algorithm for each convolution
+    합성곱마다 가장 빠른 알고리즘을 씁니다
+the model has no convolutions
+    모델에 합성곱이 없습니다
+cuDNN is only used on CUDA devices
+    cuDNN은 CUDA 디바이스에서만 쓰입니다
+the script switched it on itself
+    스크립트가 이미 직접 켰습니다
+the script asked for deterministic algorithms
+    스크립트가 결정적 알고리즘을 요청했습니다
+"""

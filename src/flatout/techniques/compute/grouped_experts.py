@@ -108,3 +108,21 @@ def _share(model: ModelFacts) -> float:
     if model.experts < MIN_EXPERTS or not model.parameters or model.is_compiled:
         return 0.0
     return min(1.0, model.expert_parameters / max(model.all_parameters, model.parameters))
+
+
+KOREAN = """
+Compute experts in groups.
+    전문가들을 묶어 계산합니다.
+In place of the loop over experts, with the tokens sorted by expert and the weights stacked:
+    전문가를 도는 반복문 대신, 토큰을 전문가별로 정렬하고 가중치를 쌓아서:
+{n} experts, some {share} % of the model, in groups
+    모델의 약 {share} %인 전문가 {n}개를 묶어 계산합니다
+no module has a router over a list of equal experts
+    같은 전문가들의 목록과 라우터가 있는 모듈이 없습니다
+flatout looked at {n} mixtures of experts: {why}
+    flatout이 전문가 혼합(MoE) {n}개를 살펴보았습니다: {why}
+{n} of {all} mixtures in groups
+    전문가 혼합(MoE) {all}개 중 {n}개를 묶어 계산합니다
+{n} of {all} mixtures in groups: {why}
+    전문가 혼합(MoE) {all}개 중 {n}개를 묶어 계산합니다: {why}
+"""

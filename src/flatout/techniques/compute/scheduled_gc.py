@@ -156,3 +156,17 @@ def _end_in_child(reference: "weakref.ref[CollectionSchedule]") -> None:
     schedule = reference()
     if schedule is not None:
         schedule.end(thaws=False)  # what a forked child's collector looks at, it copies
+
+
+KOREAN = """
+Collect garbage on a schedule.
+    가비지 컬렉션을 정해진 스텝마다 합니다.
+After the first step:
+    첫 스텝 뒤에:
+And in the loop:
+    그리고 루프 안에서:
+the collector takes {ms} ms of each step
+    가비지 컬렉터가 스텝마다 {ms} ms를 씁니다
+the script switched the automatic collection off itself
+    스크립트가 자동 컬렉션을 직접 껐습니다
+"""

@@ -126,3 +126,19 @@ def use_fused_attention(model: "torch.nn.Module", *args: Any, **kwargs: Any) -> 
     from flatout.kernels.sdpa_rewrite import replace_all
 
     return replace_all(model, softmax_modules(model), (args, kwargs))
+
+
+KOREAN = """
+Call torch's fused attention where the model writes attention out.
+    모델이 풀어 쓴 어텐션을 torch의 융합 어텐션으로 바꿉니다.
+In the attention module, for a causal mask:
+    어텐션 모듈에서, 인과 마스크의 경우:
+flatout looked at {n} modules with a softmax: {why}
+    flatout이 softmax가 있는 모듈 {n}개를 살펴보았습니다: {why}
+{n} modules that may write attention out, one operator in place of five
+    어텐션을 풀어 쓴 것으로 보이는 모듈 {n}개에서 연산자 다섯을 하나로 바꿉니다
+no module of the model's own takes a softmax
+    모델 자체의 모듈 가운데 softmax를 쓰는 것이 없습니다
+{n} of {all} modules replaced
+    모듈 {all}개 중 {n}개를 바꾸었습니다
+"""

@@ -183,3 +183,21 @@ class _SideStreamCopy:
         if not is_dense or leaf.device.type != "cpu":
             return leaf
         return leaf.to(self.device, non_blocking=True)
+
+
+KOREAN = """
+Copy the next batch while this one is computed.
+    한 배치를 계산하는 동안 다음 배치를 복사합니다.
+Around the training loader:
+    학습 로더를 감쌉니다:
+{ms} ms of copies per step hidden behind the computation
+    스텝마다 {ms} ms인 복사를 계산과 겹칩니다
+there is no CUDA device to copy to
+    복사할 CUDA 디바이스가 없습니다
+{why}: its own copies were left to it
+    {why}. 복사는 스크립트에 맡겼습니다
+without workers, drawing a batch ahead would move the trainer's random stream
+    워커가 없으면 배치를 미리 뽑을 때 학습 쪽 난수열이 움직입니다
+prefetching needs a CUDA device, not {device}; give device='cuda'
+    미리 복사하려면 {device}이(가) 아니라 CUDA 디바이스가 필요합니다. device='cuda'를 주세요
+"""

@@ -226,3 +226,23 @@ def _device() -> "torch.device":
     if aliases.reason():
         raise NotApplicable(aliases.reason())
     return device
+
+
+KOREAN = """
+Let batches of images travel as bytes and scale them in one go.
+    이미지 배치를 바이트로 보내 한 번에 스케일링합니다.
+In the data set, return the bytes; after the loader, scale the whole batch at once:
+    데이터셋은 바이트를 돌려주고, 로더 뒤에서 배치 전체를 한 번에 스케일링합니다:
+no floating-point tensor of a batch is plain arithmetic on an image of bytes
+    배치의 부동소수점 텐서 가운데 바이트 이미지를 산술 연산만 한 것이 없습니다
+about {share} of {ms} ms of loading is scaling and transport
+    데이터 로딩 {ms} ms 중 약 {share}가 스케일링과 전송입니다
+{why}: images were scaled on the CPU from then on
+    {why}. 그때부터는 이미지를 CPU에서 스케일링했습니다
+{loader} has a way of its own to hand out its batches
+    {loader}이(가) 자체 방식으로 배치를 내줍니다
+{name} goes on after errors of any kind: one of following would not be seen
+    {name}이(가) 어떤 오류가 나도 계속 진행해, 연산을 따라가다 난 오류를 알 수 없습니다
+there is no CUDA device to scale images on
+    이미지를 스케일링할 CUDA 디바이스가 없습니다
+"""

@@ -111,3 +111,13 @@ def _has_mask(dataset: Any, collate: Callable[[Any], Any]) -> bool:
         return bool(in_fork(lambda: padding_of(collate([dataset[0], dataset[1]])) is not None, 30))
     except ForkedError:
         return False
+
+
+KOREAN = """
+Pad to the longest sample of a batch instead of to a fixed length.
+    고정된 길이 대신 배치에서 가장 긴 샘플에 맞춰 패딩합니다.
+With Hugging Face, where samples are tokenised and collated:
+    Hugging Face에서 샘플을 토큰화하고 묶는 곳:
+no attention_mask tells which tokens of a batch are padding
+    배치의 어느 토큰이 패딩인지 알려 주는 attention_mask가 없습니다
+"""

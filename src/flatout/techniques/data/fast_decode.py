@@ -112,3 +112,17 @@ def swap(decoder: "Name") -> Any:
     from flatout.data.images.pillow import swap_decoder
 
     return swap_decoder(load_decoder(decoder))
+
+
+KOREAN = """
+Put a faster JPEG decoder under Pillow.
+    Pillow 아래에 더 빠른 JPEG 디코더를 둡니다.
+In the data set, for colour JPEGs:
+    데이터셋에서, 컬러 JPEG의 경우:
+no colour JPEG is opened with Pillow
+    Pillow로 여는 컬러 JPEG이 없습니다
+no colour JPEG that ends with its end marker is opened with Pillow
+    끝 표시까지 온전한 컬러 JPEG을 Pillow로 열지 않습니다
+{decoder} takes {ratio} of Pillow's time, for {share} of loading
+    데이터 로딩의 {share}인 디코딩을 {decoder}이(가) Pillow의 {ratio}배 시간에 합니다
+"""

@@ -100,3 +100,13 @@ def swap() -> Any:
     from flatout.kernels.resample import find_order, resampled
 
     return swap_resize(functools.partial(resampled, order=find_order()))
+
+
+KOREAN = """
+Put a vectorised resampler under Pillow.
+    Pillow 아래에 벡터화된 리샘플러를 둡니다.
+{share} of a sample's time goes into resizing, most of it for nothing
+    샘플을 만드는 시간의 {share}가 크기 조정이며 그 대부분은 줄일 수 있습니다
+Pillow resizes no colour image
+    Pillow로 크기를 바꾸는 컬러 이미지가 없습니다
+"""

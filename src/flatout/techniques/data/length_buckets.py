@@ -116,3 +116,23 @@ def _lengths(dataset: Any) -> Sequence[int]:
     from flatout.hardware.limits import usable_cores
 
     return lengths_of(dataset, processes=max(1, usable_cores() // local_ranks()))
+
+
+KOREAN = """
+Batches of samples of similar length.
+    길이가 비슷한 샘플끼리 배치로 묶습니다.
+Where the training loader is made; with Hugging Face's Trainer `group_by_length=True`:
+    학습 로더를 만드는 곳. Hugging Face의 Trainer라면 `group_by_length=True`:
+only a map-style data set can be drawn by length
+    맵 스타일 데이터셋만 길이에 따라 뽑을 수 있습니다
+{kind} makes batches in a way of its own
+    {kind}이(가) 자체 방식으로 배치를 만듭니다
+the order is not a plain shuffle, so it is kept
+    단순한 셔플이 아니어서 순서를 그대로 둡니다
+the sampler does not draw each sample once
+    샘플러가 샘플을 한 번씩 뽑지 않습니다
+lengths are counted in forked processes, and this system has none
+    길이는 fork한 프로세스에서 세는데, 이 시스템에서는 fork할 수 없습니다
+window={n} must be at least 2: one batch has no neighbours
+    window={n}: 2 이상이어야 합니다. 배치 하나로는 섞을 이웃이 없습니다
+"""

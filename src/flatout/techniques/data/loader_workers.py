@@ -113,7 +113,7 @@ Where flatout says that it forks or spawns them instead: multiprocessing_context
         if not is_starved(profile):
             return Effect(
                 step_ms=-step_ms * profile.delay_share * (1 - self.num_workers / max(1, now)),
-                why=f"threads wait for a core {profile.delay_share:.0%} of the time, beside {now}"
+                why=f"threads wait for a core {profile.delay_share:.0%} of the time, next to {now}"
                 " workers that are idle for most of it",
             )
         copied = sum(loader.batch_bytes for loader in profile.training_loaders)
@@ -248,3 +248,23 @@ def check_data_set(arguments: Mapping[str, Any], workers: int) -> None:
             "the data set is iterable: every worker repeats it unless it splits itself, "
             "so another number of workers is another training"
         )
+
+
+KOREAN = """
+Load batches in worker processes, alongside the training step.
+    학습 스텝과 동시에 워커 프로세스에서 배치를 읽습니다.
+Where flatout says that it forks or spawns them instead: multiprocessing_context="fork" or "spawn".
+    flatout이 fork나 spawn으로 바꾼다고 알리면 multiprocessing_context="fork"나 "spawn"을 줍니다.
+the workers keep up on average: more batches ready outlast the slow ones
+    워커들이 평균적으로는 따라가므로, 배치를 더 많이 준비해 두면 느린 배치를 넘길 수 있습니다
+the running training was {ratio}x as fast with {n} workers
+    학습이 도는 동안 워커를 {n}개로 바꾸니 속도가 {ratio}배였습니다
+threads wait for a core {share} of the time, next to {now} workers that are idle for most of it
+    대부분 놀고 있는 워커 {now}개 옆에서 스레드들이 시간의 {share}를 코어를 기다리며 보냅니다
+{ms} ms of loading per step shared by {n} workers
+    스텝마다 {ms} ms인 데이터 로딩을 워커 {n}개가 나누어 합니다
+the data set is iterable: every worker repeats it unless it splits itself, so another number of
+workers is another training
+    이터러블 데이터셋은 스스로 나누지 않으면 워커마다 되풀이되므로 워커 수가 바뀌면 다른 학습이
+    됩니다
+"""

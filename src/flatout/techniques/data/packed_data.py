@@ -171,3 +171,29 @@ def find_stores() -> list[tuple[Path, Header]]:
         with contextlib.suppress(UserError):  # an unfinished or foreign folder is no candidate
             stores.append((path, read_header(path)))
     return stores
+
+
+KOREAN = """
+Read the samples from a packed store.
+    패킹한 저장소에서 샘플을 읽습니다.
+Where the training data set is made:
+    학습 데이터셋을 만드는 곳:
+no store is named: path = the folder that `flatout pack` wrote
+    저장소가 지정되지 않았습니다. path에 `flatout pack`이 쓴 폴더를 주세요
+{why}: none came from the store from then on
+    {why}. 그때부터는 저장소의 샘플을 쓰지 않았습니다
+samples are stored as the data set makes them
+    샘플을 데이터셋이 만드는 그대로 저장합니다
+images are stored as pixels: {share} of a sample's time is decoding
+    이미지를 픽셀로 저장합니다. 샘플을 만드는 시간의 {share}가 디코딩입니다
+files are opened no more
+    파일을 더는 열지 않습니다
+{why}; a store is a few large files
+    {why}. 저장소는 큰 파일 몇 개입니다
+the data set is iterable: its samples have no numbers
+    이터러블 데이터셋이라 샘플에 번호가 없습니다
+{path} is lossy ({kind}): its samples are others than the data set's; train with flatout.data.open
+instead, knowingly
+    {path}은(는) 손실 압축({kind})이라 데이터셋의 샘플과 다릅니다. 알고 쓰려면 flatout.data.open으로
+    학습하세요
+"""

@@ -69,7 +69,7 @@ By hand this moves the random stream at every epoch's start; flatout's technique
         """Spread the start of the workers over the epoch's steps."""
         return Effect(
             step_ms=-start_per_step_ms(profile),
-            why=f"workers start anew every {profile.epoch_steps} steps",
+            why=f"workers start again every {profile.epoch_steps} steps",
         )
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -105,9 +105,11 @@ By hand this moves the random stream at every epoch's start; flatout's technique
         if not changed:
             return ""
         if len(changed) == len(self.changes):
-            raise NotApplicable(f"{changed[0]} before each epoch: they were started anew as always")
+            raise NotApplicable(
+                f"{changed[0]} before each epoch: they were started again as always"
+            )
         often = f"{len(changed)} of {len(self.changes)} later epochs"
-        return f"{changed[0]}: they were started anew in {often}"
+        return f"{changed[0]}: they were started again in {often}"
 
 
 class _Copied:
@@ -279,3 +281,42 @@ def start_per_step_ms(profile: Profile) -> float:
 
 def _restarts(loader: LoaderFacts) -> bool:
     return loader.workers > 0 and not loader.persistent_workers
+
+
+KOREAN = """
+Keep the loader's workers alive between epochs.
+    로더의 워커를 에폭 사이에도 살려 둡니다.
+By hand this moves the random stream at every epoch's start; flatout's technique does not.
+    손으로 바꾸면 에폭을 시작할 때마다 난수열이 움직이지만 flatout의 기법은 그렇지 않습니다.
+workers that live on would serve two iterators of the loader at once
+    살려 둔 워커가 로더의 이터레이터 둘을 동시에 맡게 됩니다
+workers start again every {n} steps
+    워커가 {n}스텝마다 다시 시작합니다
+the script asked for persistent workers itself
+    스크립트가 persistent_workers를 직접 요청했습니다
+the loader's workers are as the script asked
+    로더의 워커가 스크립트가 요청한 그대로입니다
+{why} before each epoch: they were started again as always
+    {why}. 에폭마다 워커를 여느 때처럼 다시 시작했습니다
+workers that live on would make other samples ({why}) before each epoch: they were started again as
+always
+    살려 둔 워커가 다른 샘플을 만들게 되어({why}) 에폭마다 여느 때처럼 다시 시작했습니다
+{why}: they were started again in {often}
+    {why}. 워커를 {often}에서 다시 시작했습니다
+workers that live on would make other samples ({why}): they were started again in {often}
+    살려 둔 워커가 다른 샘플을 만들게 되어({why}) {often}에서 다시 시작했습니다
+{n} of {all} later epochs
+    이후 에폭 {all}개 중 {n}개
+the script changes the data set between epochs: {name}
+    스크립트가 에폭 사이에 데이터셋을 바꿉니다: {name}
+the trainer draws from a generator that the data set holds
+    데이터셋이 들고 있는 난수 생성기를 학습 쪽에서도 씁니다
+as far as was seen
+    관찰한 바로는
+workers that live on would make other samples ({why})
+    살려 둔 워커가 다른 샘플을 만들게 됩니다({why})
+the data set has set_epoch, and workers that live on would not see its calls
+    데이터셋에 set_epoch가 있는데 살려 둔 워커에는 그 호출이 전해지지 않습니다
+data pipes share a seed of their own at the start of every epoch
+    데이터 파이프는 에폭을 시작할 때마다 자체 시드를 나누어 가집니다
+"""

@@ -69,3 +69,17 @@ def pinned(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     if not torch.cuda.is_available():
         raise NotApplicable("page-locked memory speeds up copies to a CUDA device; there is none")
     return {**arguments, "pin_memory": True}
+
+
+KOREAN = """
+Load batches into page-locked memory.
+    배치를 고정된(page-locked) 메모리로 읽습니다.
+Where the training loader is made, and where its batches go to the device:
+    학습 로더를 만드는 곳과 배치를 디바이스로 보내는 곳:
+{ms} ms of copies per step from pageable memory
+    스텝마다 {ms} ms를 고정되지 않은 메모리에서 복사하는 데 씁니다
+the script asked for pinned memory itself
+    스크립트가 pin_memory를 직접 요청했습니다
+page-locked memory speeds up copies to a CUDA device; there is none
+    고정된 메모리는 CUDA 디바이스로의 복사를 빠르게 하는데, 여기에는 CUDA 디바이스가 없습니다
+"""

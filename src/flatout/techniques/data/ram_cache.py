@@ -304,3 +304,33 @@ def _spawns(arguments: Mapping[str, Any]) -> bool:
     if not arguments.get("num_workers"):
         return False
     return os.name != "posix" or start_method(arguments.get("multiprocessing_context")) != "fork"
+
+
+KOREAN = """
+Keep samples, or what was decoded for them, in memory.
+    샘플이나 그 디코딩 결과를 메모리에 둡니다.
+For a data set that gives the same sample each time:
+    매번 같은 샘플을 주는 데이터셋이라면:
+{kept} of {what} kept: {share} of {ms} ms of loading per step
+    {what}의 {kept}를 보관해 스텝마다 {ms} ms인 데이터 로딩 중 {share}를 없앱니다
+what is decoded for them, which is all that is the same each time,
+    샘플에서 매번 같은 부분인 디코딩 결과
+{why}, and spawned workers would not share the decoding
+    {why}. spawn으로 시작한 워커들은 디코딩 결과를 나누어 쓰지 못합니다
+{why}, and Pillow decodes no file for it
+    {why}. Pillow가 디코딩하는 파일도 없습니다
+{gb} GB of pixels do not fit into the memory
+    픽셀 {gb} GB가 메모리에 들어가지 않습니다
+{why}: nothing kept was used from then on
+    {why}. 그때부터는 보관한 것을 쓰지 않았습니다
+the data set is iterable: its samples have no numbers to keep them by
+    이터러블 데이터셋이라 샘플을 보관할 때 쓸 번호가 없습니다
+the samples lie in memory already
+    샘플이 이미 메모리에 있습니다
+the data set does not tell its length
+    데이터셋이 길이를 알려 주지 않습니다
+a {kind} cannot be stood in for
+    {kind}을(를) 대신할 수 없습니다
+{needed} GB of samples, and {room} GB of memory for them
+    샘플이 {needed} GB인데 쓸 수 있는 메모리는 {room} GB입니다
+"""

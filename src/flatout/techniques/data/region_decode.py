@@ -101,3 +101,13 @@ def swap() -> Any:
 
     open_library()
     return swap_regions(decode_region)
+
+
+KOREAN = """
+Put decoding of parts under Pillow.
+    Pillow 아래에서 필요한 부분만 디코딩합니다.
+{share} of a sample's time goes into decoding, also what a crop throws away
+    샘플을 만드는 시간의 {share}가 디코딩이며, 크롭에서 버리는 부분까지 디코딩합니다
+no part is cut out of a JPEG
+    JPEG에서 잘라 내는 부분이 없습니다
+"""

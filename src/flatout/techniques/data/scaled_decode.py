@@ -101,3 +101,15 @@ def swap(gap: float) -> Any:
 
     open_library()
     return swap_shrinking(decode_region, gap)
+
+
+KOREAN = """
+Put decoding at a fraction under Pillow.
+    Pillow 아래에서 몇 분의 1 크기로 디코딩합니다.
+In the data set, before the photograph is converted, cropped or resized:
+    데이터셋에서 사진을 변환하거나, 자르거나, 크기를 바꾸기 전에:
+{share} of a sample's time is decoding: half of that, if pictures are large
+    샘플을 만드는 시간의 {share}가 디코딩입니다. 그림이 크면 그 절반으로 줄어듭니다
+no JPEG is so much larger than what it is resized to
+    줄인 뒤의 크기보다 그만큼 큰 JPEG이 없습니다
+"""

@@ -151,7 +151,7 @@ def _unneeded(profile: Profile) -> str:
     """Return why nothing is expected of it."""
     if worker_facts(profile):
         return "no worker uses clearly more than one core"
-    return "nobody looked at what the workers use: the step hardly waits for them"
+    return "no one looked at what the workers use: the step hardly waits for them"
 
 
 def _libraries() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -165,3 +165,15 @@ def _libraries() -> Iterator[tuple[str, tuple[str, ...]]]:
         for pattern, names in SWITCHES.items():
             if re.search(pattern, path.rpartition("/")[2]):
                 yield path, names
+
+
+KOREAN = """
+One native thread in each loader worker.
+    로더 워커마다 네이티브 스레드를 하나만 씁니다.
+{n} workers use {used} cores for {made} cores' time of batches
+    워커 {n}개가 코어 {made}개로 만들 배치에 코어 {used}개를 씁니다
+no worker uses clearly more than one core
+    코어 하나를 뚜렷하게 넘겨 쓰는 워커가 없습니다
+no one looked at what the workers use: the step hardly waits for them
+    스텝이 워커를 거의 기다리지 않아, 워커가 무엇을 쓰는지 살펴보지 않았습니다
+"""

@@ -328,3 +328,30 @@ def recompute_cost(
         added += share * FORWARD_SHARE * stream.model_flops / device.flops_per_s(stream)
     step = device.step_s(stream)
     return 1 + added / step if step else 1.0
+
+
+KOREAN = """
+Recompute the activations of repeated blocks.
+    반복되는 블록의 활성값을 다시 계산합니다.
+Where the model calls its blocks (mode "{mode}"):
+    모델이 블록을 호출하는 곳(mode "{mode}"):
+all but the results of products is made again: traffic, hardly any FLOPs
+    행렬 곱의 결과만 남기고 나머지를 다시 만듭니다. 메모리 트래픽은 늘지만 연산량은 거의 늘지
+    않습니다
+half of the blocks is run twice
+    블록의 절반을 두 번 실행합니다
+every block is run twice: its share of the forward's FLOPs is paid again
+    모든 블록을 두 번 실행합니다. 순전파에서 블록이 차지하는 연산을 한 번 더 합니다
+{share} of the blocks run forward again, {kind}
+    블록의 {share}가 순전파를 다시 실행합니다({kind})
+the model is compiled, and torch.compile chooses itself what it keeps: set
+torch._functorch.config.activation_memory_budget below 1
+    모델이 컴파일되어 있어 무엇을 보관할지 torch.compile이 정합니다.
+    torch._functorch.config.activation_memory_budget을 1보다 작게 설정하세요
+the model has no {n} sibling blocks
+    나란히 놓인 블록이 모델에 {n}개 이상 없습니다
+something else runs in place of the blocks' forward already
+    다른 코드가 이미 블록의 forward를 대신하고 있습니다
+the script checkpoints its activations itself
+    스크립트가 활성값 체크포인트를 직접 씁니다
+"""

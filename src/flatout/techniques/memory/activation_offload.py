@@ -138,3 +138,17 @@ def offload_cost(stream: MemoryStream, device: PlannedDevice) -> float:
     moved = sum(allocation.size for allocation in recomputed(stream))
     step = device.step_s(stream)
     return max(1.0, moved / device.host_bandwidth * 2 / step) if step else 1.0
+
+
+KOREAN = """
+Keep large activations in pinned host memory.
+    큰 활성값을 호스트의 고정된 메모리에 둡니다.
+Around the forward pass; this moves small tensors and parameters too:
+    순전파를 감쌉니다. 작은 텐서와 파라미터도 함께 옮겨집니다:
+activations wait in the host's memory; the link is the limit
+    활성값을 호스트 메모리에 두며, 연결 속도가 한계입니다
+{mib} MiB to the host and back at {rate} GB/s
+    {mib} MiB를 {rate} GB/s로 호스트에 보냈다가 다시 가져옵니다
+the model is on the CPU: its activations are in host memory
+    모델이 CPU에 있어 활성값이 이미 호스트 메모리에 있습니다
+"""

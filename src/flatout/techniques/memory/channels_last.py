@@ -285,3 +285,23 @@ def _converted(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor) or leaf.dim() != 4 or leaf.layout != torch.strided:
         return leaf
     return leaf.contiguous(memory_format=torch.channels_last)
+
+
+KOREAN = """
+Store images and convolution weights with the channels last.
+    이미지와 합성곱 가중치를 channels-last로 저장합니다.
+Once the model is on its device, and for each batch of images:
+    모델을 디바이스로 옮긴 뒤, 그리고 이미지 배치마다:
+{n} convolutions in the format their kernels prefer
+    합성곱 {n}개를 커널이 선호하는 메모리 형식으로 둡니다
+{why}; {share} of the kernels' time converts
+    {why}. 지금은 커널 시간의 {share}가 형식 변환입니다
+{n} of {all} convolutions were given images with the channels first
+    합성곱 {all}개 중 {n}개가 channels-first 이미지를 받았습니다
+{what}, and convert them each time, among them {name}
+    {what}. {name} 등은 매번 변환합니다
+nothing to change: the model has no 2-d convolutions
+    바꿀 것이 없습니다. 모델에 2차원 합성곱이 없습니다
+nothing to change: the model is channels_last already
+    바꿀 것이 없습니다. 모델이 이미 channels_last입니다
+"""

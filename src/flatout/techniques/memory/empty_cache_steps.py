@@ -94,3 +94,15 @@ def flush_every(
             empty()
 
     return optimizer.register_step_post_hook(count).remove
+
+
+KOREAN = """
+Flush the allocator's cache every few steps.
+    할당자의 캐시를 몇 스텝마다 비웁니다.
+After optimizer.step():
+    optimizer.step() 뒤에:
+the cache is flushed every {n} steps
+    캐시를 {n}스텝마다 비웁니다
+the parameters are on the CPU, whose allocator keeps no cache
+    파라미터가 CPU에 있는데 CPU의 할당자에는 캐시가 없습니다
+"""

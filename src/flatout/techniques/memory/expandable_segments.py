@@ -117,3 +117,19 @@ def find_setting(settings: Mapping[str, Any]) -> bool:
     (True, False)
     """
     return str(settings.get(SETTING, False)).lower() in ("true", "1")
+
+
+KOREAN = """
+Let the CUDA allocator grow its segments.
+    CUDA 할당자가 세그먼트를 늘려 쓰게 합니다.
+In the environment of the process, under both names:
+    프로세스의 환경 변수에서, 두 이름 모두로:
+segments grow instead of being asked for again: less memory is unused
+    세그먼트를 새로 요청하지 않고 늘려서, 쓰이지 않는 메모리가 줄어듭니다
+no holes between segments
+    세그먼트 사이에 빈 곳이 생기지 않습니다
+torch sees no CUDA device: the CPU's allocator has no segments
+    torch에 CUDA 디바이스가 보이지 않습니다. CPU의 할당자에는 세그먼트가 없습니다
+the model is not on a CUDA device
+    모델이 CUDA 디바이스에 있지 않습니다
+"""

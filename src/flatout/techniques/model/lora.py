@@ -221,3 +221,27 @@ def low_rank(stream: MemoryStream, rank: int) -> MemoryStream:
         if allocation.phase is Phase.OPTIMIZER and allocation.component is Component.TEMPORARIES:
             draft.resize(index, size(allocation))
     return draft.build()
+
+
+KOREAN = """
+Train low-rank adapters.
+    저랭크 어댑터만 학습합니다.
+After the model is made, before the optimizer:
+    모델을 만든 뒤, 옵티마이저를 만들기 전에:
+lora needs peft: pip install 'flatout[lora]'
+    lora에는 peft가 필요합니다: pip install 'flatout[lora]'
+only thin matrices are trained; another training
+    얇은 행렬만 학습하므로 다른 학습이 됩니다
+no gradients and states for the weights, adapters in their place
+    가중치의 그래디언트와 상태 대신 어댑터의 것만 둡니다
+no model got adapters before the first step
+    첫 스텝 전에 어댑터가 붙은 모델이 없습니다
+{kind} knows its parameters already
+    {kind}이(가) 이미 파라미터를 등록했습니다
+the script put adapters into the model itself
+    스크립트가 모델에 어댑터를 직접 넣었습니다
+the model has no linear layers before its last one that are trained
+    모델의 마지막 층 앞에 학습되는 선형 층이 없습니다
+this optimizer holds no weight of a layer with adapters
+    이 옵티마이저에는 어댑터가 붙은 층의 가중치가 없습니다
+"""

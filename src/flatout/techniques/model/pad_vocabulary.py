@@ -100,3 +100,19 @@ def head_share(model: ModelFacts) -> float:
 def _is_odd(model: ModelFacts) -> bool:
     size = model.widest_output
     return size >= MIN_VOCABULARY and size % MULTIPLE != 0 and not model.is_compiled
+
+
+KOREAN = """
+Pad the output layer inside its forward.
+    출력층을 forward 안에서 패딩합니다.
+Where the output layer is made, best for a model that is trained from scratch:
+    출력층을 만드는 곳. 처음부터 학습하는 모델에 가장 좋습니다:
+the output layer, some {share} % of the products, on aligned columns
+    행렬 곱의 약 {share} %인 출력층을 정렬된 열로 계산합니다
+the model has no output layer of {n} or more
+    모델에 출력이 {n}개 이상인 출력층이 없습니다
+{n} columns are a multiple of {multiple} already
+    열 {n}개가 이미 {multiple}의 배수입니다
+the output layer has a forward of its own
+    출력층에 자체 forward가 있습니다
+"""

@@ -159,3 +159,15 @@ def with_factored_states(stream: MemoryStream) -> MemoryStream:
         return prod(lead) * (rows + columns) * FP32_BYTES // 2
 
     return resized(stream, Component.OPTIMIZER, size)
+
+
+KOREAN = """
+Let Adam become Adafactor.
+    Adam을 Adafactor로 바꿉니다.
+Where the optimizer is made, with a rate that is relative to each tensor's size:
+    옵티마이저를 만드는 곳. 학습률은 각 텐서의 크기에 비례합니다:
+no first moment, a factored second; another optimizer
+    1차 모멘트를 없애고 2차 모멘트를 분해하므로 다른 옵티마이저가 됩니다
+rows and columns instead of two moments
+    모멘트 둘 대신 행과 열만 보관합니다
+"""

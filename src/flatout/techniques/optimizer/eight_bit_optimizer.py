@@ -230,3 +230,17 @@ def with_states_in_bytes(stream: MemoryStream) -> MemoryStream:
         return count + -(-count // BLOCK_SIZE) * FP32_BYTES
 
     return resized(without_optimizer_temporaries(stream), Component.OPTIMIZER, size)
+
+
+KOREAN = """
+Keep Adam's moments in 8 bits.
+    Adam의 모멘트를 8비트로 둡니다.
+optimizer state in one byte a number; another optimizer
+    옵티마이저 상태를 값마다 1바이트로 두므로 다른 옵티마이저가 됩니다
+moments of 8 bits instead of 32
+    모멘트를 32비트 대신 8비트로 둡니다
+torchao is not installed: pip install flatout[lowbit]
+    torchao가 설치되어 있지 않습니다: pip install flatout[lowbit]
+no parameter has {n} elements in whole blocks of {block}
+    원소가 {n}개 이상이고 {block}개짜리 블록으로 나누어떨어지는 파라미터가 없습니다
+"""

@@ -128,3 +128,21 @@ def _is_looped(facts: OptimizerFacts, device_kind: str) -> bool:
     if facts.is_fused or not facts.has_foreach_option:
         return False
     return facts.is_foreach is False or (facts.is_foreach is None and device_kind == "cpu")
+
+
+KOREAN = """
+Update the parameters in groups of tensors.
+    파라미터를 텐서 묶음 단위로 갱신합니다.
+groups of tensors instead of one after the other in {ms} ms
+    {ms} ms 동안 텐서를 하나씩 갱신하는 대신 묶어서 갱신합니다
+it has no foreach implementation
+    옵티마이저에 foreach 구현이 없습니다
+it is fused, which is faster
+    이미 더 빠른 fused 구현을 씁니다
+differentiable steps go from tensor to tensor
+    미분 가능한 스텝은 텐서를 하나씩 갱신합니다
+its rate is a tensor, which Adam does not take in groups
+    학습률이 텐서인데, Adam은 묶어서 갱신할 때 텐서를 받지 않습니다
+on CUDA torch works in groups already
+    CUDA에서는 torch가 이미 묶어서 갱신합니다
+"""

@@ -207,7 +207,7 @@ def _obstacles_of_kind(optimizer: Any) -> Iterator[str]:
         yield "it has no fused implementation"
     is_fused = all(group["fused"] for group in groups)
     if is_fused and not optimizer.defaults["fused"] and len(optimizer.state) > 0:
-        yield "its checkpoint is of fused steps, and it goes on with them by itself"
+        yield "its checkpoint is of fused steps, and it goes on with them on its own"
     # False is what most scripts write for "not on this device", as num_workers=0 is for loaders:
     # only what is switched on is taken for a choice.
     if any(group["fused"] or group.get("foreach") for group in groups):
@@ -236,3 +236,33 @@ def _obstacles_of_parameters(optimizer: Any) -> Iterator[str]:
     known = _get_fused_kernels_supported_devices()
     if any(p.device.type not in known for p in parameters):
         yield "it has parameters on a device without fused kernels"
+
+
+KOREAN = """
+Update all parameters in one pass.
+    모든 파라미터를 한 번에 갱신합니다.
+the update makes no temporaries
+    갱신할 때 임시 텐서를 만들지 않습니다
+one pass instead of many over the parameters in {ms} ms
+    {ms} ms 동안 파라미터를 여러 번 훑는 대신 한 번만 훑습니다
+it made a step or was loaded already: its state is laid out otherwise
+    이미 스텝을 했거나 불러온 것이라 상태의 배치가 다릅니다
+it has no fused implementation
+    옵티마이저에 fused 구현이 없습니다
+its checkpoint is of fused steps, and it goes on with them on its own
+    체크포인트가 fused 스텝의 것이라 옵티마이저가 스스로 fused로 이어 갑니다
+another technique puts another optimizer in its place
+    다른 기법이 이 옵티마이저를 다른 것으로 바꿉니다
+dampening: a first momentum is not damped, in a fused step it may be
+    dampening을 씁니다. 첫 모멘텀에는 적용하지 않아야 하는데 fused 스텝에서는 적용될 수 있습니다
+differentiable steps cannot be fused
+    미분 가능한 스텝은 fused로 할 수 없습니다
+the fused implementation does not take sparse gradients
+    fused 구현은 희소 그래디언트를 받지 않습니다
+it has parameters that are not floating-point numbers
+    부동소수점이 아닌 파라미터가 있습니다
+it has parameters on a device without fused kernels
+    fused 커널이 없는 디바이스에 파라미터가 있습니다
+{kind} cannot be fused: {why}
+    {kind}은(는) fused로 바꿀 수 없습니다: {why}
+"""

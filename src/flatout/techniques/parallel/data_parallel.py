@@ -37,8 +37,8 @@ Start the script with torchrun --nproc-per-node $ranks, and in it:
 + torch.distributed.init_process_group()
 + model = torch.nn.parallel.DistributedDataParallel(model)
 + sampler = torch.utils.data.DistributedSampler(dataset)
-Give the loader that sampler and a batch size divided by $ranks, call sampler.set_epoch(epoch) in
-each epoch, and print and save on rank 0 only.
+Give the loader that sampler and a batch size divided by $ranks.
+Call sampler.set_epoch(epoch) in each epoch, and print and save on rank 0 only.
 """
 
     ranks: int = 2
@@ -117,3 +117,25 @@ each epoch, and print and save on rank 0 only.
             raise NotApplicable("this process is no rank: start it with --ranks or --gpus")
         found: ParallelTraining = self.acting[0]
         return found
+
+
+KOREAN = """
+Share each batch out over ranks that train one model.
+    한 모델을 학습하는 랭크들에 배치를 나누어 줍니다.
+Start the script with torchrun --nproc-per-node {ranks}, and in it:
+    스크립트를 torchrun --nproc-per-node {ranks}(으)로 시작하고, 그 안에서:
+Give the loader that sampler and a batch size divided by {ranks}.
+    로더에 그 샘플러와 {ranks}(으)로 나눈 배치 크기를 줍니다.
+Call sampler.set_epoch(epoch) in each epoch, and print and save on rank 0 only.
+    에폭마다 sampler.set_epoch(epoch)를 부르고, 출력과 저장은 랭크 0에서만 합니다.
+each rank has 1/{n} of a batch, at best
+    잘 나뉘면 랭크마다 배치의 1/{n}을 맡습니다
+this process is no rank: start it with --ranks or --gpus
+    이 프로세스는 랭크가 아닙니다. --ranks나 --gpus로 시작하세요
+ranks={n}: a training has at least one
+    ranks={n}: 학습에는 랭크가 적어도 하나 있어야 합니다
+zero={zero}: give 0, 2 or 3
+    zero={zero}: 0, 2, 3 중에서 주세요
+shard={shard}: needs zero 2 or 3, and has to divide {ranks} ranks
+    shard={shard}: zero 2나 3이 필요하고, 랭크 {ranks}개를 나누어떨어지게 해야 합니다
+"""

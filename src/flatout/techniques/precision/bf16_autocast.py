@@ -217,3 +217,30 @@ def may_be_half(stream: MemoryStream, device: PlannedDevice) -> bool:
     """Return whether the device has bf16 and the step does not compute in half already."""
     capability = device.capability
     return (capability is None or capability >= AMPERE) and not is_half(stream)
+
+
+KOREAN = """
+Run the model's training calls under bf16 autocast.
+    모델의 학습 호출을 bf16 autocast로 실행합니다(혼합 정밀도).
+Around the forward pass, and nothing else:
+    순전파만 감쌉니다:
+Take the loss of output.float().
+    손실은 output.float()로 계산합니다.
+products in bf16: half the bytes of what they make, tensor cores
+    행렬 곱을 bf16으로 계산해 결과의 바이트가 절반이 되고 텐서 코어를 씁니다
+forward and backward, {ms} ms, {ratio} times faster
+    순전파와 역전파 {ms} ms가 {ratio}배 빨라집니다
+this device has no units for {dtype}: nothing gets faster
+    이 디바이스에는 {dtype} 연산 하드웨어가 없어 빨라지지 않습니다
+this CPU has no units for {dtype}: the kernels in forward and backward, {ms} ms, {ratio} times
+slower
+    이 CPU에는 {dtype} 연산 하드웨어가 없어 순전파와 역전파의 커널 {ms} ms가 {ratio}배 느려집니다
+the model has no floating-point parameters
+    모델에 부동소수점 파라미터가 없습니다
+the model has parameters in {names} already
+    모델에 이미 {names} 파라미터가 있습니다
+the script runs the model under autocast itself
+    스크립트가 모델을 직접 autocast로 실행합니다
+Accelerate runs the model under autocast itself
+    Accelerate가 모델을 autocast로 실행합니다
+"""

@@ -135,7 +135,7 @@ def autocast_fp16(call: Callable[..., Output], device_type: str) -> Callable[...
 
 def _check_parameters(root: "torch.nn.Module") -> None:
     if any(hasattr(p, "to_local") for p in root.parameters()):
-        raise NotApplicable("sharded parameters: each rank would skip steps by itself")
+        raise NotApplicable("sharded parameters: each rank would skip steps on its own")
 
 
 class LossScaling:
@@ -363,3 +363,23 @@ def _scheduler_kinds() -> list[Any]:
     base = lr_scheduler.LRScheduler
     own = [k for k in vars(lr_scheduler).values() if isinstance(k, type) and issubclass(k, base)]
     return [kind for kind in {*own} if "step" in vars(kind)]
+
+
+KOREAN = """
+Run the model's training calls under fp16 autocast with scaled losses.
+    모델의 학습 호출을 손실 스케일링과 함께 fp16 autocast로 실행합니다.
+Before the loop, and in each step:
+    루프 앞에서, 그리고 스텝마다:
+Clip the gradients here, then:
+    그래디언트 클리핑은 여기서 하고, 그다음:
+Step the scheduler only where the scale did not fall.
+    스케일이 줄지 않은 스텝에서만 스케줄러를 진행합니다.
+no model was put under fp16 autocast before the first backward
+    첫 backward 전에 fp16 autocast로 실행된 모델이 없습니다
+fp16_autocast, which skips steps whose gradients overflowed,
+    그래디언트가 오버플로한 스텝을 건너뛰는 fp16_autocast
+sharded parameters: each rank would skip steps on its own
+    파라미터가 샤딩되어 있어 랭크마다 따로 스텝을 건너뛰게 됩니다
+initial_scale={scale} is no power of two; try 8192
+    initial_scale={scale}은(는) 2의 거듭제곱이 아닙니다. 8192를 써 보세요
+"""

@@ -149,3 +149,23 @@ def eligible_layers(model: "torch.nn.Module") -> frozenset[str]:
         for name, layer in linear[:-1]
         if layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0
     )
+
+
+KOREAN = """
+Multiply in fp8 in the linear layers.
+    선형 층의 행렬 곱을 fp8로 계산합니다.
+Once the model is on its device, in bf16:
+    모델을 bf16으로 디바이스에 옮긴 뒤:
+fp8_training needs torchao: pip install 'flatout[lowbit]'
+    fp8_training에는 torchao가 필요합니다: pip install 'flatout[lowbit]'
+no fp8 on this device, or products too small for it: nothing gets faster
+    이 디바이스에 fp8이 없거나 행렬 곱이 너무 작아 빨라지지 않습니다
+products in fp8, {ms} ms {ratio} times faster
+    행렬 곱 {ms} ms가 fp8로 {ratio}배 빨라집니다
+fp8 products need a CUDA device
+    fp8 행렬 곱에는 CUDA 디바이스가 필요합니다
+this device has no fp8 products
+    이 디바이스는 fp8 행렬 곱을 하지 못합니다
+no linear layer but the last is a multiple of {n} both ways
+    마지막 층을 빼면 두 크기가 모두 {n}의 배수인 선형 층이 없습니다
+"""

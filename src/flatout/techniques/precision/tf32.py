@@ -136,3 +136,23 @@ def _speaks_newer_family() -> bool:
     except RuntimeError:
         return True
     return False
+
+
+KOREAN = """
+Allow TF32 in fp32 matrix products.
+    fp32 행렬 곱에 TF32를 허용합니다.
+this device has no TF32: nothing gets faster
+    이 디바이스에는 TF32가 없어 빨라지지 않습니다
+fp32 products in {ms} ms of forward and backward
+    순전파와 역전파 {ms} ms 가운데 fp32 행렬 곱에 작용합니다
+the model has no fp32 parameters
+    모델에 fp32 파라미터가 없습니다
+TF32 needs a CUDA device; the model is on {device}
+    TF32에는 CUDA 디바이스가 필요한데 모델은 {device}에 있습니다
+this device has no TF32
+    이 디바이스에는 TF32가 없습니다
+the model runs under autocast: no fp32 products are left
+    모델이 autocast로 실행되어 fp32 행렬 곱이 남아 있지 않습니다
+the script allowed TF32 itself
+    스크립트가 TF32를 직접 허용했습니다
+"""

@@ -365,3 +365,27 @@ def _has_triton() -> bool:
     from torch.utils._triton import has_triton
 
     return bool(has_triton())
+
+
+KOREAN = """
+Compile the whole model.
+    모델 전체를 컴파일합니다.
+fused operations in forward and backward, {ratio} times faster
+    순전파와 역전파의 연산을 융합해 {ratio}배 빨라집니다
+CUDA graphs need the model on a CUDA device
+    CUDA 그래프를 쓰려면 모델이 CUDA 디바이스에 있어야 합니다
+another technique of the recipe compiled {what} already
+    레시피의 다른 기법이 이미 {what}을(를) 컴파일했습니다
+the script compiled {what} itself
+    스크립트가 {what}을(를) 직접 컴파일했습니다
+torch.compile leaves torch.nn's recurrent layers as they are
+    torch.compile은 torch.nn의 순환 층을 컴파일하지 않습니다
+torch.compile is not available here: {error}
+    여기서는 torch.compile을 쓸 수 없습니다: {error}
+torch.compile needs Triton for CUDA devices; it is not installed
+    torch.compile이 CUDA 디바이스에서 쓰는 Triton이 설치되어 있지 않습니다
+cache={name} is no plain name; give up to 100 letters, digits and _ - . that do not start with a
+dot; the file is kept in flatout's cache folder
+    cache={name}은(는) 파일 이름으로 쓸 수 없습니다. 점으로 시작하지 않는 글자, 숫자, _ - . 를
+    100자까지 쓰세요. 파일은 flatout의 캐시 폴더에 둡니다
+"""

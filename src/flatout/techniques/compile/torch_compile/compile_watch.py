@@ -137,3 +137,37 @@ def _compilations() -> list[Any]:
 
 def _place(one: Any) -> tuple[str, str, int]:
     return one.co_name, one.co_filename or "", one.co_firstlineno or 0
+
+
+KOREAN = """
+torch gave up compiling, silently: {reason}
+    torch가 아무 말 없이 컴파일을 포기했습니다: {reason}
+torch gave up compiling and went on eagerly, silently: {reason}
+    torch가 아무 말 없이 컴파일을 포기하고 eager로 계속했습니다: {reason}
+torch compiled nothing: no call reached the compiler
+    torch가 컴파일한 것이 없습니다. 컴파일러에 이른 호출이 없습니다
+recompile storm: {place} was compiled {n} times, last since {reason}
+    재컴파일이 너무 잦습니다. {place}이(가) {n}번 컴파일되었고 마지막 이유는 다음과 같습니다:
+    {reason}
+{n} regions compiled, {again} of them again
+    영역 {n}개를 컴파일했고 다시 컴파일한 것은 {again}번입니다
+{n} regions compiled, {again} of them again, kept in {file}
+    영역 {n}개를 컴파일했고 다시 컴파일한 것은 {again}번이며, {file}에 보관했습니다
+{n} regions compiled, {again} of them again, {graphs} CUDA graphs recorded
+    영역 {n}개를 컴파일했고 다시 컴파일한 것은 {again}번입니다. CUDA 그래프 {graphs}개를
+    기록했습니다
+{n} regions compiled, {again} of them again, {graphs} CUDA graphs recorded, others skipped: {why}
+    영역 {n}개를 컴파일했고 다시 컴파일한 것은 {again}번입니다. CUDA 그래프 {graphs}개를 기록했고
+    나머지는 건너뛰었습니다: {why}
+{n} regions compiled, {again} of them again, {graphs} CUDA graphs recorded, kept in {file}
+    영역 {n}개를 컴파일했고 다시 컴파일한 것은 {again}번입니다. CUDA 그래프 {graphs}개를 기록해
+    {file}에 보관했습니다
+{n} regions compiled, {again} of them again, {graphs} CUDA graphs recorded, others skipped: {why},
+kept in {file}
+    영역 {n}개를 컴파일했고 다시 컴파일한 것은 {again}번입니다. CUDA 그래프 {graphs}개를 기록해
+    {file}에 보관했고 나머지는 건너뛰었습니다: {why}
+torch recorded no CUDA graph and launched kernel by kernel, silently: {why}
+    torch가 CUDA 그래프를 기록하지 못하고 아무 말 없이 커널을 하나씩 실행했습니다: {why}
+it gave no reason
+    이유를 알려 주지 않았습니다
+"""

@@ -353,3 +353,25 @@ def _free(device: Any) -> int:
     if torch.device(device).type != "cuda":
         return free_memory_bytes() // local_ranks()
     return int(torch.cuda.mem_get_info(device)[0])
+
+
+KOREAN = """
+Keep the whole set on the device and pick batches there.
+    데이터셋 전체를 디바이스에 두고 배치를 거기서 고릅니다.
+In place of the training loader, for a set that fits:
+    디바이스에 들어가는 데이터셋이라면 학습 로더 대신:
+{mb} MB of samples kept on the device
+    샘플 {mb} MB를 디바이스에 둡니다
+the loader has a way of its own to fetch
+    로더가 자체 방식으로 샘플을 가져옵니다
+{why}: the loader made its own batches from then on
+    {why}. 그때부터는 로더가 배치를 직접 만들었습니다
+only a map-style data set with samples can be kept on the device
+    샘플이 있는 맵 스타일 데이터셋만 디바이스에 둘 수 있습니다
+the loader collates in a way of its own
+    로더가 자체 방식으로 배치를 묶습니다(collate)
+the script's persistent workers draw one seed for all epochs from the random stream, a loader
+without workers one for each
+    스크립트의 persistent 워커는 난수열에서 모든 에폭에 시드 하나만 뽑지만, 워커 없는 로더는
+    에폭마다 하나씩 뽑습니다
+"""

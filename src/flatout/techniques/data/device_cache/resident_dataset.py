@@ -139,3 +139,17 @@ def _joined(pieces: list[Any]) -> Any:
 
 def _too_big(needed: int, budget: int) -> str:
     return f"the set takes {needed / 1e9:.2f} GB, and {budget / 1e9:.2f} GB are free for it"
+
+
+KOREAN = """
+the samples differ in structure or type: batches would, too
+    샘플들의 구조나 타입이 서로 달라 배치도 달라집니다
+making all {n} samples takes more than {limit} s
+    샘플 {n}개를 모두 만드는 데 {limit} s가 넘게 걸립니다
+the samples do not stack: {error}
+    샘플들을 쌓을 수 없습니다: {error}
+a sample holds a {kind}, which is no tensor or number
+    샘플에 텐서도 숫자도 아닌 {kind}이(가) 들어 있습니다
+the set takes {needed} GB, and {free} GB are free for it
+    데이터셋에 {needed} GB가 필요한데 {free} GB만 비어 있습니다
+"""

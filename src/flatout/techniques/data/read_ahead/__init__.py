@@ -225,3 +225,21 @@ def is_cold(profile: Profile) -> bool:
     read = sum(worker.read_bytes_per_step or 0.0 for worker in facts)
     stored = sum(worker.storage_bytes_per_step or 0.0 for worker in facts)
     return stored > 0 and stored >= MIN_STORED_SHARE * read
+
+
+KOREAN = """
+Read what the coming batches need into the page cache.
+    다가올 배치에 필요한 것을 페이지 캐시로 미리 읽습니다.
+In a thread alongside the training, for the files of the batches to come, 128 KiB at a time:
+    학습과 함께 도는 스레드에서, 다가올 배치의 파일을 한 번에 128 KiB씩:
+the loader has a way of its own to draw numbers
+    로더가 자체 방식으로 번호를 뽑습니다
+no list of the data set names the files that its samples open
+    데이터셋에 샘플이 여는 파일의 목록이 없습니다
+this system has no posix_fadvise
+    이 시스템에는 posix_fadvise가 없습니다
+the data set is iterable: what comes next is not known
+    이터러블 데이터셋이라 다음에 무엇이 올지 알 수 없습니다
+with replacement, RandomSampler draws from the generator given as it goes
+    복원 추출을 하는 RandomSampler는 주어진 생성기에서 그때그때 뽑습니다
+"""

@@ -236,3 +236,12 @@ class WarmUp:
             if share is None or share >= THERE:
                 return
             time.sleep(POLL_S)
+
+
+KOREAN = """
+the files of the data set take {size}, more than {share} of the free memory ({room}): they were not
+asked for beforehand
+    데이터셋의 파일이 {size}로 빈 메모리({room})의 {share}를 넘어 미리 읽지 않았습니다
+the files were not all asked for: {error}
+    파일을 모두 미리 읽지는 못했습니다: {error}
+"""

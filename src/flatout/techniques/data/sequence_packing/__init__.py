@@ -154,3 +154,25 @@ def _is_packable(kwargs: Mapping[str, Any]) -> bool:
         and kwargs.get("inputs_embeds") is None
         and is_predicted_inside(labels, mask)
     )
+
+
+KOREAN = """
+Several samples in one row, kept apart by their positions.
+    여러 샘플을 한 줄에 이어 붙이고 위치로 구분합니다.
+With Hugging Face, where the training loader is made:
+    Hugging Face에서 학습 로더를 만드는 곳:
+{name} is no causal language model of Hugging Face
+    {name}은(는) Hugging Face의 인과 언어 모델이 아닙니다
+{name} takes no position_ids and labels
+    {name}이(가) position_ids와 labels를 받지 않습니다
+this transformers does not tell samples in a row apart
+    설치된 transformers는 한 줄에 이어 붙인 샘플을 구분하지 못합니다
+attention {name} is not known to heed positions
+    어텐션 {name}이(가) 위치를 지키는지 알 수 없습니다
+{name} could not be tried on samples in one row: {why}
+    한 줄에 이어 붙인 샘플로 {name}을(를) 시험할 수 없었습니다: {why}
+samples in one row of {name} see each other: it was given other tokens before a sample and said
+something else of the sample
+    {name}에서는 한 줄에 이어 붙인 샘플이 서로 영향을 줍니다. 앞쪽 토큰만 바꾸었는데 샘플의 출력이
+    달라졌습니다
+"""

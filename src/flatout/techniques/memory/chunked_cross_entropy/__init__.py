@@ -76,8 +76,8 @@ class ChunkedCrossEntropy(Technique):
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     rescues: ClassVar[tuple[Rescue, ...]] = (Rescue(cost=0.01),)
     by_hand: ClassVar[str] = """
-Where the last linear layer makes the logits for this loss and nothing else, torch's own function
-does without them altogether, in the versions that have it:
+Where the last linear layer makes the logits for this loss and nothing else:
+torch's own function, in the versions that have it, does without them altogether.
 - loss = F.cross_entropy(head(hidden), targets)
 + options = torch.nn.LinearCrossEntropyOptions()
 + loss = F.linear_cross_entropy(hidden, head.weight, targets, options=options)
@@ -325,3 +325,21 @@ def has_large_loss(stream: MemoryStream) -> bool:
     allocations = (stream.allocations[index] for index in loss_indices(stream))
     size = sum(each.size for each in allocations if SOFTMAX in each.operator)
     return size > LARGE_LOSS * activation_size(stream) > 0
+
+
+KOREAN = """
+Compute cross-entropy a slice of rows at a time.
+    교차 엔트로피를 행을 나누어 계산합니다.
+Where the last linear layer makes the logits for this loss and nothing else:
+    마지막 선형 층의 로짓을 이 손실에만 쓰는 곳:
+torch's own function, in the versions that have it, does without them altogether.
+    torch의 함수는, 있는 버전에서는, 로짓을 아예 만들지 않습니다.
+the probabilities of all tokens never exist at once
+    모든 토큰의 확률을 한꺼번에 만들지 않습니다
+two tables less: {rows} x {classes}, rows guessed from the batch's bytes
+    {rows} x {classes} 크기의 표가 두 개 줄어듭니다. 행 수는 배치의 바이트로 추정했습니다
+no cross-entropy of classes over {mib} MiB of logits or more was called
+    로짓이 {mib} MiB 이상인 교차 엔트로피 호출이 없었습니다
+{rows} x {classes} logits, sliced
+    {rows} x {classes} 로짓을 나누어 계산했습니다
+"""

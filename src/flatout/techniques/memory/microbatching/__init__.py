@@ -237,3 +237,25 @@ def _refusal(value: Any) -> str:
         "without a batch. A model that returns such a thing, or a cache, cannot be split: take it "
         "out of the output, or accumulate gradients in the loop"
     )
+
+
+KOREAN = """
+Run each batch in parts.
+    배치를 나누어 실행합니다.
+In the loop, with a loss that is a mean over samples, for {n} parts of equal size:
+    루프 안에서, 손실이 샘플의 평균이고 같은 크기 {n}개로 나눌 때:
+the loop stays as it is; each part's forward is run again
+    루프는 그대로 두고, 나눈 부분마다 순전파를 다시 실행합니다
+activations of a {n}th of the batch, forward twice
+    활성값을 배치의 {n}분의 1만큼만 두고 순전파를 두 번 실행합니다
+{name} computes over the whole batch; parts would train otherwise (splits_batch_norm = true does it
+all the same)
+    {name}이(가) 배치 전체에 걸쳐 계산하므로 나누면 학습이 달라집니다(splits_batch_norm = true이면
+    그래도 나눕니다)
+microbatching cannot join what the model returned: {what} without a batch. A model that returns such
+a thing, or a cache, cannot be split: take it out of the output, or accumulate gradients in the loop
+    모델이 돌려준 것 가운데 배치 차원이 없는 {what}을(를) microbatching이 합칠 수 없습니다. 이런
+    값이나 캐시를 돌려주는 모델은 나눌 수 없으니, 출력에서 빼거나 루프에서 그래디언트를 누적하세요
+a tensor of shape {shape}
+    형태 {shape} 텐서
+"""

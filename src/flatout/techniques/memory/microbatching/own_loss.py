@@ -206,3 +206,9 @@ WEIGHINGS: dict[str, Callable[[Sequence[Any]], list[float] | None]] = {
     "by samples": _by_samples,
 }
 """What a part's loss may count, the most particular first."""
+
+
+KOREAN = """
+the model's own loss is no sum or mean of its parts': its batches were run whole
+    모델 자체의 손실이 나눈 부분들의 합이나 평균이 아니어서 배치를 통째로 실행했습니다
+"""

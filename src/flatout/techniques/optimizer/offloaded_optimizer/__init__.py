@@ -96,3 +96,15 @@ def step_on_host(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer":
 
     HostSteps(optimizer)
     return optimizer
+
+
+KOREAN = """
+Step on the host.
+    옵티마이저 스텝을 호스트에서 합니다.
+the optimizer's state in the host's memory
+    옵티마이저 상태를 호스트 메모리에 둡니다
+the parameters are in the host's memory already
+    파라미터가 이미 호스트 메모리에 있습니다
+offloaded_optimizer, which makes each step on the host,
+    스텝을 호스트에서 하는 offloaded_optimizer
+"""

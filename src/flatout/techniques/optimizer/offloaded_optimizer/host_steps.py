@@ -120,3 +120,17 @@ class HostSteps:
 def _room(p: torch.Tensor) -> torch.Tensor:
     """Return an empty place on the host in a parameter's form; pinned where that is a GPU's."""
     return torch.empty_like(p.detach(), device="cpu", pin_memory=p.is_cuda)
+
+
+KOREAN = """
+{kind} is not known to treat parameters one by one
+    {kind}이(가) 파라미터를 하나씩 다루는지 알 수 없습니다
+the script asked for a step that CUDA graphs capture
+    스크립트가 CUDA 그래프에 기록되는 스텝(capturable)을 요청했습니다
+a rate is a tensor of the script's
+    학습률이 스크립트가 만든 텐서입니다
+parameters are sharded or of a class of their own
+    파라미터가 샤딩되어 있거나 자체 클래스입니다
+gradients are sparse
+    그래디언트가 희소합니다
+"""

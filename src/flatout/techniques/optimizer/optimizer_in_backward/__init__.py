@@ -144,3 +144,17 @@ def may_step_in_backward(stream: MemoryStream, device: PlannedDevice) -> bool:
         for each in stream.allocations
     )
     return backwards == 1 and not is_read
+
+
+KOREAN = """
+Update parameters inside backward.
+    파라미터를 역전파 안에서 갱신합니다.
+With an optimizer for each parameter, and no optimizer.step() in the loop:
+    파라미터마다 옵티마이저를 두고 루프의 optimizer.step()을 없앱니다:
+each gradient is used and freed at once; not with accumulation or clipping
+    그래디언트를 만들자마자 쓰고 해제합니다. 누적이나 클리핑과는 함께 쓸 수 없습니다
+one gradient at a time instead of all, stepped one by one
+    그래디언트를 모두 두지 않고 하나씩 갱신합니다
+only the optimizer that steps first is watched
+    가장 먼저 스텝하는 옵티마이저만 지켜봅니다
+"""

@@ -253,3 +253,37 @@ class _Stepper:
     def stepped(self, *_: Any) -> None:
         """The next backward belongs to the next step."""
         self.updated.clear()
+
+
+KOREAN = """
+gradients are added up over several backwards, and optimizer_in_backward has used the first one up
+already: take the technique out of the recipe
+    여러 번의 backward에 걸쳐 그래디언트를 누적하는데 optimizer_in_backward가 첫 번째 것을 이미
+    썼습니다. 레시피에서 이 기법을 빼세요
+the loop sets its rate between backward and step, and optimizer_in_backward has updated by the one
+before: take the technique out of the recipe
+    루프가 backward와 step 사이에 학습률을 바꾸는데 optimizer_in_backward가 이미 이전 값으로
+    갱신했습니다. 레시피에서 이 기법을 빼세요
+{who} needs whole steps
+    스텝이 통째로 필요합니다: {who}
+{kind} may need all gradients at once: its step is not torch's own
+    {kind}에는 모든 그래디언트가 한꺼번에 필요할 수 있습니다. step이 torch의 것이 아닙니다
+gradients are averaged over processes, after backward made them
+    backward 뒤에 프로세스들이 그래디언트를 평균합니다
+GradScaler unscales all gradients before the step
+    GradScaler가 스텝 전에 모든 그래디언트를 언스케일합니다
+gradients are added up over several backwards ({n} before the step)
+    여러 번의 backward에 걸쳐 그래디언트를 누적합니다(스텝 전에 {n}번)
+rates are set between backward and step: updates in backward would have the old ones
+    backward와 step 사이에 학습률을 바꾸므로, 역전파 안에서 갱신하면 이전 값을 쓰게 됩니다
+the optimizer made a step or was loaded already
+    옵티마이저가 이미 스텝을 했거나 불러온 것입니다
+its parameters lie on several devices, and backward runs in a thread for each
+    파라미터가 여러 디바이스에 있고, backward는 디바이스마다 다른 스레드에서 실행됩니다
+the step has no gradients when it begins: it runs backward itself
+    스텝이 시작될 때 그래디언트가 없습니다. 스텝 안에서 backward를 실행합니다
+gradients are clipped, which needs all of them
+    그래디언트를 클리핑하므로 모든 그래디언트가 필요합니다
+gradients are read between backward and step, in {names}
+    backward와 step 사이에 그래디언트를 읽습니다: {names}
+"""
