@@ -30,7 +30,7 @@ from flatout.cli.options import language_option, seconds, show
 )
 @click.option("--details", is_flag=True, help="Show every technique with its reasons.")
 @language_option
-def command(  # noqa: PLR0913  one argument an option
+def command(
     what: str, out: Path, budget: float, training: bool, details: bool, language: str
 ) -> int:
     """Make a starved training job from photographs, tune it, show the table.
