@@ -56,6 +56,12 @@ def pytest_configure():
     resource_tracker.ensure_running()
 
 
+def pytest_runtest_logreport(report):
+    """Name what failed at once: a long run that is cut short prints no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid}\n{report.longreprtext[-2_000:]}", file=sys.__stderr__)
+
+
 def pytest_collection_modifyitems(items):
     """Mark the tests that are not to have others beside them."""
     here = Path(__file__).parent
