@@ -1,6 +1,7 @@
 """The command `tune`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,9 @@ from flatout.cli.options import (
     seconds,
     show,
 )
+
+if TYPE_CHECKING:
+    from flatout.workflow.tune import HostFinder
 
 PROMISES = ("exact", "rounding", "precision", "training")
 
@@ -50,6 +54,15 @@ PROMISES = ("exact", "rounding", "precision", "training")
     "--gpus", type=click.IntRange(min=1), help="Spread it over so many GPUs, where that is faster."
 )
 @click.option("--ranks", type=click.IntRange(min=1), help="As --gpus, in processes on the CPU.")
+@click.option(
+    "--ray",
+    "on_ray",
+    is_flag=True,
+    help="Play pairs of trials on hosts of this kind in the Ray cluster of this machine, too.",
+)
+@click.option(
+    "--hosts", type=click.IntRange(min=2), help="Use so many with --ray, this one among them."
+)
 @click.option("--pack", default="", metavar="SRC", help="Pack these data first, if that is quick.")
 @click.option("--resume", is_flag=True, help="Go on where a tuning with this --out ended.")
 @click.option("--patch", is_flag=True, help="Write the recipe as a diff of the script, too.")
@@ -70,6 +83,8 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     accept_load: bool,
     gpus: int | None,
     ranks: int | None,
+    on_ray: bool,
+    hosts: int | None,
     pack: str,
     resume: bool,
     patch: bool,
@@ -107,6 +122,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         acknowledged=acknowledge,
         accepts_load=accept_load,
         ranks=num_ranks or 1,
+        hosts=_host_finder(hosts, on_ray=on_ray, accept_load=accept_load),
         pack=pack,
         resume=resume,
         out=out,
@@ -121,6 +137,22 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     if script and code == 0:
         _write_patch(Path(shown(script, workload)), out, language)
     return code
+
+
+def _host_finder(hosts: int | None, *, on_ray: bool, accept_load: bool) -> "HostFinder | None":
+    from functools import partial
+
+    from flatout.records.errors import UserError
+
+    if hosts and not on_ray:
+        raise UserError("--hosts needs --ray, which finds the hosts")
+    if not on_ray:
+        return None
+    if accept_load:
+        raise UserError("--ray takes hosts without other work: leave --accept-load out")
+    from flatout.workflow.ray_trials import pair_hosts_on_ray
+
+    return partial(pair_hosts_on_ray, most=hosts)
 
 
 def _write_patch(script: Path, out: Path, language: str) -> None:

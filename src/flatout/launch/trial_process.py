@@ -49,6 +49,10 @@ SUPERVISE = (
 )
 """What the supervisor runs: nothing that is installed, or in the user's folder, comes before the
 standard library that it needs."""
+TRY_OVERLAY = (
+    "import sys, pathlib; sys.path.append(sys.argv[1]); from flatout.launch import overlay; "
+    "overlay.enter_overlay(*map(pathlib.Path, sys.argv[2:]))"
+)
 RANK_LAUNCHER = Path(__file__).with_name("rank_launcher.py")
 POLL_S = 0.02
 PATIENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -190,6 +194,15 @@ def scratch_root() -> Path:
         with contextlib.suppress(OSError):
             return private_folder(candidate)
     raise UserError("no folder for trials: make ~/.cache writable, or set XDG_CACHE_HOME")
+
+
+def is_overlaid(folder: Path) -> bool:
+    """Return whether a trial's writes in a folder are kept out of it here; a process tries."""
+    if not can_overlay(folder, scratch_root()):
+        return False
+    with tempfile.TemporaryDirectory(prefix="try-", dir=scratch_root()) as room:
+        command = [sys.executable, "-I", "-S", "-c", TRY_OVERLAY, str(SOURCE), str(folder), room]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def compile_cache(workload: Workload) -> Path:

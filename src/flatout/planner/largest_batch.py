@@ -7,15 +7,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from flatout.analysis.stream_changes import BUCKETS
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.replay import AllocatorReplay, replay
-from flatout.records.memory_stream import Allocation, MemoryStream, NotSteadyError, repeated
+from flatout.records.memory_stream import Allocation, MemoryStream, NotSteadyError, Phase, repeated
 from flatout.records.messages import words
 from flatout.records.plan import MAX_BATCH, Accumulating, LargestBatch
 
 
 class NotAffineError(Exception):
     """The two traces are not those of one computation at two batch sizes; says why."""
+
+
+class NotRepeatedError(NotAffineError):
+    """The later steps of a trace do not repeat its first: the other trace needs them, too."""
+
+
+REPEATED = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD)
+"""Phases in which a step allocates by the batch."""
 
 
 class Growth(NamedTuple):
@@ -69,13 +78,16 @@ def affine(first: MemoryStream, second: MemoryStream) -> Affine:
     """Return the stream at every batch, from traces at two.
 
     Frees come in another order now and then, because autograd has a thread of its own: births
-    alone are compared, and the order of the first trace is kept.
+    alone are compared, and the order of the first trace is kept. Of the second one step is enough
+    where the later steps of the first repeat its first one.
 
     Raises:
         NotAffineError: if the traces differ in more than sizes, or sizes not by whole bytes.
+        NotRepeatedError: if the second has one step only, and that is not enough.
     """
     one, other = _batches(first, second)
-    pairs = _matched(first, second)
+    rows = second.allocations if second.steps == first.steps else _continued(first, second)
+    pairs = _matched(first.allocations, rows)
     step = other - one
     slopes, growth = [], []
     for before, after in pairs:
@@ -102,7 +114,7 @@ def difference(expected: MemoryStream, traced: MemoryStream) -> Difference:
     Raises:
         NotAffineError: if they do not even hold the same allocations.
     """
-    pairs = _matched(expected, traced)
+    pairs = _matched(expected.allocations, traced.allocations)
     return Difference(count=sum(a.size != b.size for a, b in pairs), total=len(pairs))
 
 
@@ -143,15 +155,46 @@ def _batches(first: MemoryStream, second: MemoryStream) -> tuple[int, int]:
     return first.batch, second.batch
 
 
-def _matched(first: MemoryStream, second: MemoryStream) -> list[tuple[Allocation, Allocation]]:
-    pairs = list(zip(first.allocations, second.allocations, strict=False))
+def _continued(first: MemoryStream, second: MemoryStream) -> list[Allocation]:
+    """Return what a trace of one step allocates, and what the steps after it would.
+
+    For its batch a step allocates what the first one does. The optimizer makes its states in the
+    first one only: its part is taken from the other trace, as it does not depend on the batch.
+
+    Raises:
+        NotRepeatedError: if any of this does not hold in the other trace.
+    """
+    begun = [row for row in first.allocations if row.step == 0]
+    pairs = _matched(begun, second.allocations)
+    if any(one.size != other.size for one, other in pairs if one.phase is Phase.OPTIMIZER):
+        raise NotRepeatedError
+    trained = [pair for pair in pairs if pair[0].phase in REPEATED and pair[0].operator != BUCKETS]
+    own, found = iter(second.allocations), []
+    repeats = {step: iter(trained) for step in range(1, first.steps)}
+    for row in first.allocations:
+        if row.step and row.phase in REPEATED:
+            one, other = next(repeats[row.step], (None, row))
+            if one is None or replace(one, step=row.step, line=row.line) != row:
+                raise NotRepeatedError
+            found.append(replace(other, step=row.step))
+        else:
+            found.append(row if row.step else next(own))
+    if any(True for rest in repeats.values() for _ in rest):
+        raise NotRepeatedError
+    return found
+
+
+def _matched(
+    first: Sequence[Allocation], second: Sequence[Allocation]
+) -> list[tuple[Allocation, Allocation]]:
+    pairs = list(zip(first, second, strict=False))
     for number, (one, other) in enumerate(pairs):
         if (one.operator, one.phase, one.step) != (other.operator, other.phase, other.step):
             of_one, of_other = (each.operator or words("plan.setup") for each in (one, other))
             why = words("plan.other_operator", n=str(number), one=of_one, other=of_other)
             raise NotAffineError(why)
-    if len(first.allocations) != len(second.allocations):
-        counts = {"one": str(len(first.allocations)), "other": str(len(second.allocations))}
+    if len(first) != len(second):
+        counts = {"one": str(len(first)), "other": str(len(second))}
         raise NotAffineError(words("plan.other_count", **counts))
     return pairs
 

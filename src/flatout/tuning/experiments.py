@@ -61,7 +61,8 @@ class Experiment:
     kind: str
     """`time`: one timed trial. `look`: one trial with probes, which is not compared. `screen`: one
     process in which techniques are switched. `check`: the guard's judgement of a recipe. `wait`:
-    until other processes leave the cores alone."""
+    until other processes leave the cores alone. `pair`: the next pair of two recipes, if another
+    host has played it."""
     recipe: Recipe = Recipe()
     name: str = ""
     """What is looked at, or which process of a screen."""
@@ -98,6 +99,8 @@ class Record:
     trial: Trial | None = None
     judgement: Judgement | None = None
     """Of a check; a wait has neither."""
+    pair: tuple[Trial, ...] = ()
+    """Of a pair that another host has played, the base's trial first; it is in their details."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""
@@ -106,6 +109,8 @@ class Record:
             plain["trial"] = self.trial.to_json()
         if self.judgement is not None:
             plain["judgement"] = to_plain(self.judgement)
+        if self.pair:
+            plain["pair"] = [trial.to_json() for trial in self.pair]
         return plain
 
 
@@ -117,6 +122,7 @@ def record_from_json(plain: Mapping[str, Any]) -> Record:
         elapsed_s=float(plain["elapsed_s"]),
         trial=trial_from_json(trial) if trial else None,
         judgement=from_plain(Judgement, judgement) if judgement else None,
+        pair=tuple(map(trial_from_json, plain.get("pair", ()))),
     )
 
 
@@ -145,10 +151,14 @@ class TrialHistory:
     machine: Machine
     budget: Budget = field(default_factory=lambda: Budget(total_s=math.inf))
     accepts_load: bool = False
+    hosts: int = 1
+    """On which pairs may be played, this one among them."""
     floor: Recipe = Recipe()
     """What takes the unchanged script's place where that does not run."""
     step_s: dict[str, list[float]] = field(default_factory=dict)
-    """Step times of accepted timed trials, by recipe."""
+    """Step times of accepted timed trials, by recipe, those of another host by its name too."""
+    elsewhere: dict[str, int] = field(default_factory=dict)
+    """Pairs that count and were played on other hosts, by host."""
     wall_s: dict[str, float] = field(default_factory=dict)
     """Wall time of the latest trial, by key."""
     latest: Trial | None = None
@@ -238,8 +248,39 @@ class TrialHistory:
         seen = self.kernels.setdefault(key_of(trial.recipe), trial.profile)
         return replace(trial, profile=with_kernels_of(trial.profile, seen))
 
-    def _keep_time(self, recipe: Recipe, profile: Profile) -> None:
-        self.step_s.setdefault(key_of(recipe), []).append(profile.whole_step_ms / 1e3)
+    def _keep_time(self, recipe: Recipe, profile: Profile, host: str = "") -> None:
+        key = f"{host} {key_of(recipe)}".lstrip()
+        self.step_s.setdefault(key, []).append(profile.whole_step_ms / 1e3)
+
+    def played_elsewhere(
+        self, base: Recipe, candidate: Recipe, *, starts_with_base: bool, most: int
+    ) -> Asking[tuple[Trial, ...]]:
+        """Return the two trials of the next pair where another host played it; else none.
+
+        Args:
+            base: one of the two recipes.
+            candidate: the other one.
+            starts_with_base: the order of the pair, where it is played here.
+            most: pairs after it that may be wanted: other hosts begin on these meanwhile.
+        """
+        if self.hosts == 1:
+            return ()
+        latest = self.latest
+        options = {"base": base, "starts_with_base": starts_with_base, "most": most}
+        asked = Experiment(kind="pair", recipe=candidate, name=key_of(base), options=options)
+        pair = (yield from self._ask(asked)).pair
+        if not pair:
+            self.latest = latest  # nothing ran here since
+            return ()
+        for trial in pair:
+            assert trial.profile is not None
+            self.timed += 1
+            self.foreign_shares.append(foreign_share_of(trial))
+            self._keep_time(trial.recipe, trial.profile, trial.details["host"])
+        host = pair[0].details["host"]
+        self.elsewhere[host] = self.elsewhere.get(host, 0) + 1
+        seen = self.kernels.keys()
+        return tuple(self._with_kernels(t) if key_of(t.recipe) in seen else t for t in pair)
 
     def again(self, recipe: Recipe) -> Asking[Trial]:
         """Return the trial of this recipe that ran last of all, as a base; else time it again."""

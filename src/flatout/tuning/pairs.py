@@ -107,8 +107,7 @@ def play(
         if number >= max(1, rule.at_least) and not may_go_on(number):
             ran_out = True
             break
-        is_even = number % 2 == 0
-        failure = yield from _play_pair(history, base, candidate, sides, starts_with_base=is_even)
+        failure = yield from _next_pair(history, base, candidate, sides)
         if failure is not None:
             return Match(
                 decision=Decision.UNDECIDED,
@@ -146,7 +145,27 @@ def _is_too_loaded(sides: Sides) -> bool:
     return bool(sides.loaded) and len(sides.base) < LOADED_PAIRS
 
 
-def _play_pair(
+def _next_pair(
+    history: TrialHistory, base: Recipe, candidate: Recipe, sides: Sides
+) -> Asking[Trial | None]:
+    """Count the next pair where another host has played it; else play it here.
+
+    Other hosts begin on as many pairs as any rule may want: the two recipes may be compared again.
+    """
+    number = len(sides.base)
+    is_even = number % 2 == 0
+    pair = yield from history.played_elsewhere(
+        base, candidate, starts_with_base=is_even, most=Rule().max_pairs - number - 1
+    )
+    if not pair:
+        return (yield from play_pair(history, base, candidate, sides, starts_with_base=is_even))
+    for side, trial in zip((sides.base, sides.candidate), pair, strict=True):
+        assert trial.profile is not None
+        side.append(trial.profile)
+    return None
+
+
+def play_pair(
     history: TrialHistory, base: Recipe, candidate: Recipe, sides: Sides, *, starts_with_base: bool
 ) -> Asking[Trial | None]:
     """Ask for one pair; return the candidate's trial if that failed.
@@ -258,7 +277,7 @@ def row_of(candidate: Candidate, base: Recipe, match: Match, check: LossCheck) -
 def verdict_of(match: Match, check: LossCheck) -> tuple[Verdict, str]:
     """Return what is said about a technique, and why where that is not plain."""
     if match.failure is not None:
-        return _failed(match.failure)
+        return failed_verdict(match.failure)
     if match.decision is Decision.KEPT:
         kept_why = check.why if check.promise else ""
         return (Verdict.KEPT, kept_why) if check.passed else (Verdict.REJECTED, check.why)
@@ -275,7 +294,7 @@ def _memory_line(before: PeakBytes, after: PeakBytes) -> str:
     return words("row.memory", now=format_bytes(now), was=format_bytes(was))
 
 
-def _failed(trial: Trial) -> tuple[Verdict, str]:
+def failed_verdict(trial: Trial) -> tuple[Verdict, str]:
     """Return the verdict on a trial that gave no measurement of its recipe, and one line."""
     if trial.outcome not in (Outcome.OK, Outcome.REFUSED):
         return Verdict.FAILED, ended_with(trial)

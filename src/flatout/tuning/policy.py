@@ -71,6 +71,8 @@ class TuningTask:
     confirm_pairs: int = CONFIRM_PAIRS
     ranks: int = 1
     """Devices to spread the training over, where that is faster."""
+    hosts: int = 1
+    """On which pairs may be played, this one among them."""
     earlier: Errors = field(default_factory=dict)
 
 
@@ -105,7 +107,9 @@ def tuning(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
     Raises:
         BaselineFailedError: if the unchanged script gives no measurement.
     """
-    history = TrialHistory(machine=task.machine, budget=budget, accepts_load=task.accepts_load)
+    history = TrialHistory(
+        machine=task.machine, budget=budget, accepts_load=task.accepts_load, hosts=task.hosts
+    )
     search = Search(machine=task.machine, ceiling=task.numerics, only=task.only, skip=task.skip)
     way, rescue = yield from _baseline(history, search, task.ranks, tell)
     if task.ranks > 1 and not way.rows:

@@ -84,6 +84,8 @@ class TrialRunner:
     """Waits until other processes leave the cores alone, for so many seconds at most."""
     judge: Callable[[Experiment], Judgement] | None = None
     """Answers checks."""
+    elsewhere: Callable[[Experiment], tuple[Trial, ...]] = lambda _asked: ()
+    """Returns the trials of a pair that another host has played, if any."""
     clock: Callable[[], float] = time.monotonic
     num_runs: int = 0
     """Trials so far, replayed ones too."""
@@ -129,14 +131,20 @@ class TrialRunner:
             # What was recorded takes nothing of this tuning's time.
             record = replace(waiting.pop(0), elapsed_s=self.elapsed_s)
             self.replayed_s += record.trial.wall_s if record.trial else 0.0
-            self.num_runs += record.trial is not None
+            self.num_runs += (record.trial is not None) + len(record.pair)
             return record
         trial = judgement = None
+        pair: tuple[Trial, ...] = ()
         if experiment.kind == "wait":
             self.wait(experiment.options["most_s"])
         elif experiment.kind == "check":
             assert self.judge is not None
             judgement = self.judge(experiment)
+        elif experiment.kind == "pair":
+            # One that was played here before a tuning went on is replayed as it was.
+            if not self.recorded.get(replace(experiment, kind="time", name="").key):
+                pair = self.elsewhere(experiment)
+            self.num_runs += len(pair)
         else:
             asked = self._options_of(experiment)
             self.num_runs += 1
@@ -150,7 +158,11 @@ class TrialRunner:
                 log = {"screen_log": read_log(asked.keep)}
                 trial = replace(trial, details={**trial.details, **log})
         record = Record(
-            key=experiment.key, elapsed_s=self.elapsed_s, trial=trial, judgement=judgement
+            key=experiment.key,
+            elapsed_s=self.elapsed_s,
+            trial=trial,
+            judgement=judgement,
+            pair=pair,
         )
         self._note(record.to_json())
         return record

@@ -18,7 +18,14 @@ from flatout.parallel.search import Cluster, Training, advise, inside_of, search
 from flatout.planner import plan as planner
 from flatout.planner.allocator_settings import settings_of_environment
 from flatout.planner.device_model import DeviceModel
-from flatout.planner.largest_batch import Affine, NotAffineError, affine, difference, steady_replay
+from flatout.planner.largest_batch import (
+    Affine,
+    NotAffineError,
+    NotRepeatedError,
+    affine,
+    difference,
+    steady_replay,
+)
 from flatout.planner.memory_options import Setup, ladder
 from flatout.planner.memory_trace import HF, Trace, open_tracer
 from flatout.planner.replay import snapshot_of, write_snapshot
@@ -46,6 +53,8 @@ MOST_TECHNIQUES = 4
 """Ways that are traced for real at most: a reader tries one or two."""
 MOST_SHRINKS = 3
 """How often the largest batch is corrected by its own check trace before that is said."""
+STEPS = TraceRequest().steps
+"""That are traced: the optimizer's state is there from the second on."""
 GPU_KINDS = ("cuda", "rocm")
 TASK = ".py:"
 """In a target that names a Task, or another thing in a file."""
@@ -121,7 +130,8 @@ def plan(
     if options.profile is not None:
         _check_device(options.profile, ground.gpu)
     with open_tracer(target, arguments) as trace:
-        tracer = _Tracer(trace=trace, options=options, ground=ground, tell=tell)
+        is_step = target.startswith(HF) or TASK in target
+        tracer = _Tracer(trace=trace, options=options, ground=ground, tell=tell, is_step=is_step)
         bare = tracer.traced(options.batch, "two steps")
         stream = tracer.whole(bare)
         _check_has_step(stream)
@@ -134,7 +144,7 @@ def plan(
         if model is not None and options.fit:
             found = tracer.checked(found, model)
         if ground.ranks > 1:
-            found = _with_ways(found, setup, target, options)
+            found = _with_ways(found, setup, options, splits_layers=is_step)
     largest = tuple(replace(t, line=_relative(t.line)) for t in found.largest)
     return Planned(
         plan=replace(found, notes=(*found.notes, *notes, *tried), largest=largest),
@@ -143,7 +153,7 @@ def plan(
     )
 
 
-def _with_ways(found: Plan, setup: Setup, target: str, options: PlanOptions) -> Plan:
+def _with_ways(found: Plan, setup: Setup, options: PlanOptions, *, splits_layers: bool) -> Plan:
     """Return the plan with the ways to spread the training, and how many GPUs are worth it."""
     batch, ground = found.batch, setup.ground
     if setup.at is None or batch is None:
@@ -159,7 +169,7 @@ def _with_ways(found: Plan, setup: Setup, target: str, options: PlanOptions) -> 
         limit_bytes=ground.limit(setup.stream),
         outside_bytes=ground.outside.bytes,
         reserved_ratio=found.reserved.bytes / max(1, found.allocated.bytes),
-        splits_layers=target.startswith(HF) or TASK in target,
+        splits_layers=splits_layers,
         profile=options.profile,
         is_half=transforms.is_half(setup.stream),
     )
@@ -271,8 +281,16 @@ class _Tracer:
     options: PlanOptions
     ground: DeviceModel
     tell: Tell
+    is_step: bool
+    """Whether the target is a training step and nothing else: one repeats the other."""
 
-    def traced(self, batch: int | None, what: str, choice: Choice | None = None) -> MemoryStream:
+    def traced(
+        self,
+        batch: int | None,
+        what: str,
+        choice: Choice | None = None,
+        steps: int = STEPS,
+    ) -> MemoryStream:
         """Return one traced stream, without workspaces."""
         self.tell(f"tracing {what}")
         recipe = self.options.recipe if choice is None else self.options.recipe.plus(choice)
@@ -282,6 +300,7 @@ class _Tracer:
             capability=self.ground.gpu.compute_capability or TraceRequest().capability,
             ranks=self.ground.ranks,
             hosts=self.ground.hosts,
+            steps=steps,
             limit_s=LIMIT_S if choice is None else TECHNIQUE_LIMIT_S,
         )
         found = self.trace(request)
@@ -296,19 +315,27 @@ class _Tracer:
         if stream.batch is None:
             return None, (words("plan.no_batch"),)
         try:
-            more = self.traced(stream.batch + 1, f"a batch of {stream.batch + 1}")
-            found = self._affine(stream, more)
+            found = self._affine(stream, 1 if self.is_step else STEPS)
         except (NotAffineError, UserError) as error:
             return None, (words("plan.no_other_batch", why=str(error)),)
         if not found.bytes_per_sample:
             return None, (words("plan.same_batch"),)
         return found, ()
 
-    def _affine(self, stream: MemoryStream, more: MemoryStream) -> Affine:
-        """Return the stream at every batch; a batch of one may take paths of its own."""
+    def _affine(self, stream: MemoryStream, steps: int) -> Affine:
+        """Return the stream at every batch; a batch of one may take paths of its own.
+
+        One step of the other trace is enough where the later ones repeat it.
+        """
+        assert stream.batch is not None
+        batch = stream.batch + 1
+        more = self.traced(batch, f"a batch of {batch}", steps=steps)
         try:
             return affine(stream, more)
-        except NotAffineError:
+        except NotAffineError as error:
+            is_alone = isinstance(error, NotRepeatedError) or stream.batch == 1
+            if steps < STEPS and is_alone:
+                return self._affine(stream, STEPS)
             if stream.batch != 1:
                 raise
         return affine(more, self.traced(3, "a batch of 3"))

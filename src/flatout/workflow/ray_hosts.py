@@ -4,8 +4,10 @@ Ray finds the hosts and keeps them free for the training; torchrun starts and su
 as it does without Ray. flatout starts no cluster.
 """
 
+import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -39,11 +41,29 @@ def run_on_ray(
     Raises:
         UserError: without Ray, without a cluster, or where it has too few such hosts.
     """
+    with ray_cluster() as ray:
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        _check_size(ray.nodes(), hosts, needs)
+        group = placement_group([dict(needs)] * hosts, strategy="STRICT_SPREAD")
+        try:
+            return _train_on(ray, group, command, hosts, show)
+        finally:
+            remove_placement_group(group)
+
+
+@contextlib.contextmanager
+def ray_cluster() -> Iterator[Any]:
+    """Join the Ray cluster that is there, and give Ray.
+
+    Raises:
+        UserError: without Ray, or without a cluster.
+    """
     try:
         import ray
-        from ray.util.placement_group import placement_group, remove_placement_group
     except ImportError:
         raise UserError("--ray needs Ray: pip install 'flatout[ray]'") from None
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         _reach(os.environ.get("RAY_ADDRESS", ""))
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
@@ -52,14 +72,17 @@ def run_on_ray(
             "--ray found no cluster: start one (ray start --head), or name one in RAY_ADDRESS"
         ) from None
     try:
-        _check_size(ray.nodes(), hosts, needs)  # type: ignore[no-untyped-call]
-        group = placement_group([dict(needs)] * hosts, strategy="STRICT_SPREAD")
-        try:
-            return _train_on(ray, group, command, hosts, show)
-        finally:
-            remove_placement_group(group)
+        # Ray's own would end this process before it has cleaned up.
+        if handler is not None and signal.getsignal(signal.SIGTERM) != handler:
+            signal.signal(signal.SIGTERM, handler)
+        yield ray
     finally:
         ray.shutdown()
+
+
+def last_line(error: Exception) -> str:
+    """Return what went wrong: the text of Ray's errors begins with the remote process's stack."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _reach(address: str) -> None:
@@ -114,10 +137,8 @@ def _train_on(
         try:
             first = ray.get(on(_free_endpoint, 0).remote())
         except ray.exceptions.RayError as error:
-            # Ray's own text has the remote process's stack; its last line is what went wrong.
-            why = str(error).strip().splitlines()[-1]
             raise UserError(
-                f"--ray: flatout does not run on a host of the cluster: {why}"
+                f"--ray: flatout does not run on a host of the cluster: {last_line(error)}"
             ) from None
         words[1:1] = ["--hosts", str(hosts), "--rendezvous", first]
     followed = [

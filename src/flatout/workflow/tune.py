@@ -30,10 +30,11 @@ from flatout.records.technique import Numerics
 from flatout.records.trial import Trial, Workload
 from flatout.records.units import format_duration
 from flatout.rules import source
-from flatout.tuning.experiments import TrialHistory, key_of
+from flatout.tuning.experiments import Record, TrialHistory, key_of
 from flatout.tuning.feeding import is_about_data, note_prepared
 from flatout.tuning.guard_checker import GuardChecker
 from flatout.tuning.history import append_results, errors_on, read_history
+from flatout.tuning.pair_hosts import PairHosts
 from flatout.tuning.policy import (
     CONFIRM_PAIRS,
     BaselineFailedError,
@@ -57,6 +58,10 @@ from flatout.tuning.trials import run_trial
 from flatout.workflow.check import check
 from flatout.workflow.pack_for_tuning import pack_for_tuning
 
+HostFinder = Callable[
+    [Workload, float, Callable[[str], None]], contextlib.AbstractContextManager[PairHosts]
+]
+"""Takes the workload, the time for one trial and what tells an event; gives hosts of this kind."""
 RECORDS = 5
 """Version of what a journal holds alongside the trials' own schema: those of another are not read.
 """
@@ -83,6 +88,8 @@ class TuneOptions:
     confirm_pairs: int = CONFIRM_PAIRS
     ranks: int = 1
     """Devices to spread a script for one device over, where that is faster."""
+    hosts: HostFinder | None = None
+    """Finds other hosts that play pairs at the same time."""
     history: Path | None = None
     """File of what earlier tunings on this machine found; None neither reads nor writes one."""
     runner: Runner = run_trial
@@ -107,28 +114,19 @@ def tune(
     wrong = _wrong_places(workload, options.acknowledged)
     clean_up_stale_trials()
     machine = machine or read_machine(torch=False)
-    with _held(options):
+    latest = Progress(trying="", done_share=0.0, elapsed_s=0.0, left_s=options.budget_s)
+    with _held(options), contextlib.ExitStack() as joined:
         options, notes = _packed(options, tell)
-        task = _task_of(machine, options)
-        header = _header(workload, machine) | {"task": to_plain(task)}
+        hosts = joined.enter_context(
+            _hosts(workload, options, lambda text: tell(replace(latest, event=text)))
+        )
+        task = _task_of(machine, options, 1 + len(hosts.hosts))
+        header = header_of(workload, machine) | {"task": to_plain(task)}
         begun, recorded = open_journal(options.out, header, resume=options.resume)
         # A resumed tuning orders by what was known when it began, or it would ask for other trials
         # than those that it recorded.
         task = _as_begun(task, begun.get("task", {}))
-        cache = compile_cache(workload)
-        runner = TrialRunner(
-            workload=workload,
-            machine=machine,
-            out=options.out,
-            limit_s=max(120.0, options.budget_s),
-            cache=cache,
-            was_compiled=not options.resume and any(cache.iterdir()),
-            wait=options.wait,
-            clock=options.clock,
-            runner=options.runner,
-            recorded=recorded,
-        )
-        latest = Progress(trying="", done_share=0.0, elapsed_s=0.0, left_s=task.budget_s)
+        runner = _runner(workload, machine, options, hosts, recorded)
 
         def counted(now: Progress) -> None:
             nonlocal latest
@@ -161,11 +159,47 @@ def tune(
             _ablation(tuned, runner),
             stages=tuned.stages,
             training=length_of(workload, tuned.baseline),
-            notes=(*notes, *tuned.state.notes),
+            notes=(*notes, *tuned.state.notes, *hosts.notes),
         )
         if options.history is not None:
             append_results(options.history, ablation, workload.name, _device_of(machine))
         return ablation
+
+
+def _hosts(
+    workload: Workload, options: TuneOptions, say: Callable[[str], None]
+) -> contextlib.AbstractContextManager[PairHosts]:
+    if options.hosts is None:
+        return contextlib.nullcontext(PairHosts())
+    return options.hosts(workload, _limit_s(options), say)
+
+
+def _limit_s(options: TuneOptions) -> float:
+    """Return the time for one trial at most."""
+    return max(120.0, options.budget_s)
+
+
+def _runner(
+    workload: Workload,
+    machine: Machine,
+    options: TuneOptions,
+    hosts: PairHosts,
+    recorded: dict[str, list[Record]],
+) -> TrialRunner:
+    cache = compile_cache(workload)
+    return TrialRunner(
+        workload=workload,
+        machine=machine,
+        out=options.out,
+        limit_s=_limit_s(options),
+        cache=cache,
+        was_compiled=not options.resume and any(cache.iterdir()),
+        wait=options.wait,
+        clock=options.clock,
+        runner=hosts.alone_where_needed(options.runner),
+        recorded=recorded,
+        elsewhere=hosts.next_pair,
+    )
 
 
 def _packed(options: TuneOptions, tell: Tell) -> tuple[TuneOptions, tuple[str, ...]]:
@@ -242,7 +276,7 @@ def _refuse(wrong: Sequence[tuple[str, str]]) -> None:
     )
 
 
-def _task_of(machine: Machine, options: TuneOptions) -> TuningTask:
+def _task_of(machine: Machine, options: TuneOptions, hosts: int) -> TuningTask:
     """Return what the decisions of a tuning depend on."""
     earlier = read_history(options.history) if options.history is not None else []
     return TuningTask(
@@ -254,6 +288,7 @@ def _task_of(machine: Machine, options: TuneOptions) -> TuningTask:
         accepts_load=options.accepts_load,
         confirm_pairs=options.confirm_pairs,
         ranks=options.ranks,
+        hosts=hosts,
         earlier=errors_on(_device_of(machine), earlier),
     )
 
@@ -270,6 +305,7 @@ def _as_begun(task: TuningTask, begun: Mapping[str, Any]) -> TuningTask:
         "skip": tuple,
         "accepts_load": bool,
         "ranks": int,
+        "hosts": int,
     }
     try:
         kept = {
@@ -314,8 +350,8 @@ def _device_of(machine: Machine) -> str:
     return ", ".join(device.name for device in devices)
 
 
-def _header(workload: Workload, machine: Machine) -> dict[str, Any]:
-    """Return what a journal's trials belong to: they are compared with those of nothing else."""
+def header_of(workload: Workload, machine: Machine) -> dict[str, Any]:
+    """Return what trials belong to: those of nothing else count with them."""
     return {
         "records": RECORDS,
         "workload": workload.command_line,
@@ -348,6 +384,9 @@ def _ablation(tuned: Tuned, runner: TrialRunner) -> Ablation:
         state.notes += note_prepared(recipe, now, history.machine)
     if runner.was_compiled and any(row.startup_s for row in state.rows):
         state.notes.append(words("tune_note.warm"))
+    if history.hosts > 1:
+        number, pairs = str(1 + len(history.elsewhere)), str(sum(history.elsewhere.values()))
+        state.notes.append(words("hosts.measured", n=number, pairs=pairs))
     if history.disturbed:
         state.notes.append(
             words(

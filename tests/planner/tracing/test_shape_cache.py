@@ -37,6 +37,22 @@ def test_a_trace_is_the_same_without_what_is_remembered(
     assert remembered.events == asked.events
 
 
+def test_what_one_trace_found_another_one_knows() -> None:
+    func = aten.mul.Tensor
+    for fake in (FakeTensorMode(), FakeTensorMode()):
+        with fake:
+            left, right = torch.empty(3, 5), torch.empty(3, 5)
+        cache = ShapeCache(fake)
+        key = cache.key(func, (left, right), {})
+        assert key is not None
+        known = cache.find(key, (left, right))
+        cache.keep(key, (left, right), {}, func(left, right))
+
+    assert known is not MISSING
+    assert known.fake_mode is fake
+    assert known.shape == (3, 5)
+
+
 def test_a_view_lies_in_its_argument_and_a_result_does_not() -> None:
     with FakeTensorMode() as mode:
         cache = ShapeCache(mode)

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ from flatout.agent.processes import die_with_parent
 from flatout.planner.tracing.script import TraceRequest, explained
 from flatout.records.errors import UserError
 from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_json
+
+NOT_NEEDED = ("accelerate", "scipy", "sklearn", "torchao")
+"""Packages that transformers imports where they are installed, a fifth of its time, and that no
+model here is made of. A technique may need one of them later."""
 
 
 def main(arguments: list[str]) -> int:
@@ -84,13 +88,26 @@ class _Server:
             if target.startswith("hf:"):
                 from flatout.planner.tracing.hugging_face import hf_subject
 
-                self.subject = hf_subject(target.removeprefix("hf:"), self.spec["arguments"])
+                with _without(NOT_NEEDED):
+                    self.subject = hf_subject(target.removeprefix("hf:"), self.spec["arguments"])
             else:
                 from flatout.planner.tracing.target import load_subject
 
                 sys.path.insert(0, "")  # the user's own code imports as by `python -m`
                 self.subject = load_subject(target)
         return self.subject
+
+
+@contextlib.contextmanager
+def _without(packages: tuple[str, ...]) -> Iterator[None]:
+    """Make as if these packages were not installed, but for those that are imported already."""
+    hidden: Any = {name: None for name in packages if name not in sys.modules}
+    sys.modules.update(hidden)
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 if __name__ == "__main__":
