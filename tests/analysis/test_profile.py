@@ -247,6 +247,12 @@ def test_a_batch_s_making_is_measured_where_the_recipe_left_no_workers(asked, ha
     assert profile.loaders[0].fetch_ms == pytest.approx(fetch_ms)
 
 
+def test_a_model_on_several_gpus_is_told_what_its_numbers_are_of():
+    found = result(device={"kind": "cuda", "name": "a GPU", "count": 2}, models=[MODEL])
+
+    assert any("on 2 GPUs" in note for note in summarise(found, machine(device=gpu())).notes)
+
+
 def test_short_evaluations_and_those_that_count_are_not_called_left_out():
     short = summarise(with_evaluations(0.1), machine())
     counted = summarise(with_evaluations(0.1, at=range(12)), machine())

@@ -31,7 +31,7 @@ from flatout.agent.probes import Probe, results
 from flatout.agent.processes import kill_own_descendants
 from flatout.agent.ranks import Ranks
 from flatout.agent.session import Session
-from flatout.agent.training_device import find_cuda_device
+from flatout.agent.training_device import find_cuda_devices
 from flatout.analysis import steps as stepping
 from flatout.analysis.steps import Step, groups_of, steps_of
 from flatout.hardware.load import LoadReading, load_meter, process_tree
@@ -128,33 +128,36 @@ class MadeSteps:
 
 
 def device_seen(session: Session) -> DeviceSeen:
-    """Return what the training's device holds; on the CPU the peak resident size.
+    """Return what the training's devices hold; on the CPU the peak resident size.
 
-    A device that answers no more is noted: after an illegal access every call fails, and the result
-    that says so must be written all the same.
+    Of several the one that reserved most counts: it is full first. A device that answers no more is
+    noted: after an illegal access every call fails, and the result that says so must be written all
+    the same.
     """
     import resource
 
     import torch
 
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    device = find_cuda_device(session)
-    if device is None:
+    devices = find_cuda_devices(session)
+    if not devices:
         return DeviceSeen(kind="cpu", peak=PeakBytes(device=held))
+    fullest = max(devices, key=torch.cuda.max_memory_reserved)
     seen = DeviceSeen(
         kind="cuda",
+        count=len(devices),
         peak=PeakBytes(
-            allocated=torch.cuda.max_memory_allocated(device),
-            reserved=torch.cuda.max_memory_reserved(device),
+            allocated=torch.cuda.max_memory_allocated(fullest),
+            reserved=torch.cuda.max_memory_reserved(fullest),
         ),
     )
     try:
         seen = replace(
             seen,
-            name=torch.cuda.get_device_name(device),
-            uuid=str(getattr(torch.cuda.get_device_properties(device), "uuid", "")),
+            name=torch.cuda.get_device_name(devices[0]),
+            uuid=str(getattr(torch.cuda.get_device_properties(devices[0]), "uuid", "")),
         )
-        free, total = torch.cuda.mem_get_info(device)
+        free, total = torch.cuda.mem_get_info(fullest)
         seen = replace(seen, peak=replace(seen.peak, device=total - free))
     except RuntimeError as error:
         session.note_error(f"device: {error}")

@@ -313,6 +313,8 @@ def _notes(
         notes.append(words("note.no_root"))
     if result.trains_unseen:
         notes.append(words("note.later_model"))
+    if result.device.count > 1:
+        notes.append(words("note.several_devices", n=str(result.device.count)))
     if result.device.kind == "cuda" and busy is None:
         notes.append(words("note.no_trace"))
     notes += [words("note.probe_failed", error=text) for text in result.errors]

@@ -74,7 +74,10 @@ class DeviceSeen:
     """The training's device, and what a trace of its kernels showed."""
 
     kind: str
+    count: int = 1
+    """Devices that hold its parameters; name and number are those of the first."""
     peak: PeakBytes = PeakBytes()
+    """Of the one that reserved most."""
     name: str | None = None
     uuid: str = ""
     busy_share: float | None = None
