@@ -600,6 +600,7 @@ class Recorder:
             status=session.status,
             errors=tuple(session.errors),
             trains_elsewhere=session.trains_elsewhere,
+            draws_elsewhere=session.draws_elsewhere,
             trains_unseen=session.trains_unseen,
             collection_s=self.garbage.seconds,
             load=self.load(),

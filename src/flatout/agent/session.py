@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 NO_THREAD = -1
 """Identifies no thread: the session of a child that was forked off another thread."""
+FED_SHARE = 1 / 8
+"""A loader of which fewer training calls have batches, against the one of which most have, feeds
+none: the first batch of an evaluation set is shown, or its shape is printed."""
 MAX_ERRORS = 20
 """Probe failures kept; more of the same say nothing new."""
 
@@ -48,6 +51,10 @@ class Session:
     """Whether an optimizer that began after that search trains parameters that no root holds."""
     trains_elsewhere = False
     """Whether a thread other than the main one made a backward, which no one listens to."""
+    draws_elsewhere = False
+    """The same of drawing batches."""
+    feedings = 0
+    """Training calls before which batches were drawn."""
 
     def __init__(self, spec: TrialSpec, techniques: Iterable[Technique] = ()) -> None:
         self.spec = spec
@@ -67,8 +74,13 @@ class Session:
         self.unscaled: Any = {}
         """The loss that the script scaled, by the scaled one; kept by the step hook point."""
         self.last_loader = ""
-        self.drawn: dict[str, int] = {}
-        """By loader the batches it gave since the last training call, in epochs under way."""
+        self.drawn: dict[str, bool] = {}
+        """The loaders that gave batches since the last training call, in epochs under way, and of
+        each whether a call that trains nothing came after its latest one."""
+        self.tested: set[str] = set()
+        """Those that gave one more after such a call: they are evaluated on."""
+        self.fed: dict[str, tuple[int, int]] = {}
+        """By loader which feeding was its first, and how many it took part in."""
         self.sampler = StepSampler(self, spec.skips_below_s)
         self.model_facts: list[dict[str, Any]] = []
         self.optimizer_facts: list[dict[str, Any]] = []
@@ -235,17 +247,43 @@ class Session:
                 return number
         return -1
 
-    def note_trained_batches(self) -> None:
-        """Mark the loaders that gave a training call its batches.
+    def lives(self, number: int) -> bool:
+        """Return whether an optimizer lives; of one that was never built here that is assumed."""
+        known = 0 <= number < len(self._optimizers)
+        return not known or self._optimizers[number]() is not None
 
-        Each gave one since the call before. A loader that gave several was evaluated on, between
-        the drawing of a batch and its use, unless there is no other.
+    def note_drawn(self, address: str) -> None:
+        """Note that a loader gave a batch."""
+        if self.drawn.get(address):
+            self.tested.add(address)
+        self.drawn[address] = False
+
+    def note_tested(self) -> None:
+        """Note a call that trains nothing: it may be given what was drawn last."""
+        self.drawn = dict.fromkeys(self.drawn, True)
+
+    def note_trained_batches(self) -> None:
+        """Mark the loaders whose batches the training calls are given, by this one too.
+
+        One that gave more after a call that trains nothing was evaluated on, between the drawing of
+        a batch and its use. One that takes part in few feedings only was looked at in passing.
         """
-        drawn = [address for address, count in self.drawn.items() if count == 1]
-        for address in drawn or [self.last_loader]:
-            if address in self.loaders:
-                self.loaders[address].is_training = True
+        fed = [address for address in self.drawn if address not in self.tested]
         self.drawn.clear()
+        self.tested.clear()
+        if not (fed or self.fed):
+            fed = [self.last_loader]
+        if not fed:
+            return
+        self.feedings += 1
+        for address in fed:
+            first, count = self.fed.get(address, (self.feedings, 0))
+            self.fed[address] = first, count + 1
+        shares = {a: n / (self.feedings - first + 1) for a, (first, n) in self.fed.items()}
+        least = FED_SHARE * max(shares.values())
+        for address, share in shares.items():
+            if address in self.loaders:
+                self.loaders[address].is_training = share >= least
 
     def end_segment(self, who: int) -> None:
         """Close the running segment: an outermost optimizer step, or backward, has ended."""
@@ -330,7 +368,7 @@ class Session:
         self.sampler.reset()
         self.sampler.below_s = 0.0
         self.errors.clear()
-        self.trains_elsewhere = False
+        self.trains_elsewhere = self.draws_elsewhere = False
         if threading.current_thread() is not threading.main_thread():
             self.thread = NO_THREAD
 

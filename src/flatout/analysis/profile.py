@@ -286,39 +286,44 @@ def _slower_start_s(window: Window) -> float:
 def _epoch_steps(result: TrialResult, window: Window) -> int | None:
     """Return the training steps of an epoch: a loader's length counts batches.
 
-    The median, because frameworks that fetch one batch ahead show one less at an epoch's end.
+    The median, because frameworks that fetch one batch ahead show one less at an epoch's end. Of a
+    script that leaves its epochs early, the batches that it draws in one.
     """
-    lengths = [seen.asked["steps_per_epoch"] for seen in result.loaders if seen.is_training]
+    loaders = [seen for seen in result.loaders if seen.is_training]
     batches = statistics.median([step.batches for step in window.sampled] or [1])
-    if len(lengths) != 1 or lengths[0] is None or batches < 1:
+    length = loaders[0].asked["steps_per_epoch"] if len(loaders) == 1 else None
+    if length is None or batches < 1:
         return None
-    return max(1, int(lengths[0] / batches))
+    drawn = [later - one for one, later in itertools.pairwise(loaders[0].begun_at)]
+    if len(drawn) > 1:  # one alone may be a look at the first batch
+        length = min(length, max(drawn))
+    return max(1, int(length / batches))
 
 
 def _notes(
     result: TrialResult, window: Window, busy: float | None, evaluated_s: tuple[float, float]
 ) -> list[str]:
-    notes: list[str] = []
-    if not window.is_warm:
-        notes.append(words("note.not_steady"))
-    if not window.are_clean:
-        notes.append(words("note.unclean"))
     left_s, run_s = evaluated_s
-    if left_s >= TELLING_SHARE * run_s > 0:
-        left, run = format_ms(1e3 * left_s), format_ms(1e3 * run_s)
-        notes.append(words("note.left_out", left=left, run=run))
-    if not any(seen.is_training for seen in result.loaders):
-        notes.append(words("note.foreign_loader" if _draws_batches(window) else "note.no_loader"))
-    if not result.models:
-        notes.append(words("note.no_root"))
-    if result.trains_unseen:
-        notes.append(words("note.later_model"))
-    if result.device.count > 1:
-        notes.append(words("note.several_devices", n=str(result.device.count)))
-    if result.device.kind == "cuda" and busy is None:
-        notes.append(words("note.no_trace"))
-    notes += [words("note.probe_failed", error=text) for text in result.errors]
-    return notes
+    is_fed = any(seen.is_training for seen in result.loaders)
+    left, run = format_ms(1e3 * left_s), format_ms(1e3 * run_s)
+    devices = result.device.count
+    said = (
+        (not window.is_warm, words("note.not_steady")),
+        (not window.are_clean, words("note.unclean")),
+        (left_s >= TELLING_SHARE * run_s > 0, words("note.left_out", left=left, run=run)),
+        (not is_fed and _draws_batches(window), words("note.foreign_loader")),
+        (not is_fed and not _draws_batches(window), words(_unseen_loader(result))),
+        (not result.models, words("note.no_root")),
+        (result.trains_unseen, words("note.later_model")),
+        (devices > 1, words("note.several_devices", n=str(devices))),
+        (result.device.kind == "cuda" and busy is None, words("note.no_trace")),
+    )
+    notes = [text for holds, text in said if holds]
+    return [*notes, *(words("note.probe_failed", error=text) for text in result.errors)]
+
+
+def _unseen_loader(result: TrialResult) -> str:
+    return "note.thread_loader" if result.draws_elsewhere else "note.no_loader"
 
 
 def _draws_batches(window: Window) -> bool:

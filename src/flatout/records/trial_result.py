@@ -51,6 +51,8 @@ class LoaderSeen:
     builds: int = 1
     batches: int = 0
     epochs: int = 0
+    begun_at: list[int] = field(default_factory=list)
+    """Batches that it had given when each epoch began."""
     batch_bytes: list[int] = field(default_factory=list)
     starts_s: list[float] = field(default_factory=list)
     """Of each epoch: the time to make the iterator and to draw the first batch."""
@@ -107,6 +109,7 @@ class TrialResult:
     """Of each technique what became of it, and why."""
     errors: tuple[str, ...] = ()
     trains_elsewhere: bool = False
+    draws_elsewhere: bool = False
     trains_unseen: bool = False
     collection_s: float = 0.0
     """Seconds in Python's garbage collection."""

@@ -91,6 +91,8 @@ class _Roots:
         is_training = has_graph and module.training
         if is_training and id(module) not in self.calls and not is_rehearsed((args, kwargs)):
             self.consider(module, original)
+        if not is_training:
+            session.note_tested()
         run = self.calls.get(id(module))
         if run is None:
             session.clock.push(phases.FORWARD if is_training else phases.EVAL)
