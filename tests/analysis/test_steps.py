@@ -94,6 +94,30 @@ def test_half_a_second_of_fast_steps_is_needed():
     assert many.is_enough
 
 
+@pytest.mark.parametrize("inner_steps", [1, 2, 5])
+def test_a_loop_within_a_loop_makes_its_optimizer_again_and_a_step_is_the_outer_one_s(inner_steps):
+    tasks = range(1, 13)
+    rows = [segment(who=who) for task in tasks for who in (*[task] * inner_steps, 0)]
+
+    steps = steps_of(rows)
+
+    assert len(steps) >= len(tasks) - 1  # the first task's may be a training of its own
+    assert {step.backwards for step in steps[1:]} == {inner_steps + 1}
+
+
+def test_an_optimizer_that_is_built_again_beside_another_one_keeps_its_place():
+    epochs = [segment(who=who) for epoch in range(1, 5) for who in (0, epoch) * 10]
+
+    assert [step.backwards for step in steps_of(epochs)] == [2] * 40
+
+
+def test_inner_optimizers_do_not_hold_back_the_count():
+    whos = [who for task in range(1, 41) for who in (task, task, 0)]
+    counts = {0: 40, **dict.fromkeys(range(1, 41), 2)}
+
+    assert MadeSteps()(counts, [Segment(who=who) for who in whos]) == (40, 40)
+
+
 def test_trainings_that_follow_each_other_are_told_apart():
     folds = [segment(who=fold) for fold in range(5) for _ in range(16)]
 

@@ -60,6 +60,16 @@ def test_both_loaders_that_feed_a_step_are_seen():
     assert profile.batches_per_step == 2
 
 
+@pytest.mark.parametrize("place", ["", "thread"])
+def test_optimizers_that_step_inside_backward_make_one_step_of_each(place):
+    profile = profile_of(f"steps_in_backward.py {place}")
+
+    assert profile.backwards_per_step == profile.batches_per_step == 1
+    assert profile.samples_per_step == 6
+    assert profile.epoch_steps == 16
+    assert len(profile.optimizers) == 4
+
+
 @pytest.mark.parametrize("most", ["", "3", "1"])
 def test_a_loader_of_an_evaluation_before_the_batch_is_used_feeds_no_step(most):
     profile = profile_of(f"evaluates_first.py {most}")

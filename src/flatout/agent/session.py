@@ -53,6 +53,8 @@ class Session:
     """Whether a thread other than the main one made a backward, which no one listens to."""
     draws_elsewhere = False
     """The same of drawing batches."""
+    stepped_inside = False
+    """Whether an optimizer stepped inside the backward that runs."""
     feedings = 0
     """Training calls before which batches were drawn."""
 
@@ -85,6 +87,10 @@ class Session:
         self.model_facts: list[dict[str, Any]] = []
         self.optimizer_facts: list[dict[str, Any]] = []
         self._optimizers: list[Any] = []
+        self._described: list[Callable[[], Any]] = []
+        """The optimizers that `optimizer_facts` are of."""
+        self.in_backward: set[int] = set()
+        """Optimizers that step inside backward; its end is that of their step."""
         self._unreported: list[Segment] = []
         """Segments that listeners have not seen yet: those of skipped steps wait."""
         self.listeners: dict[str, list[Listener]] = {name: [] for name in EVENTS}
@@ -102,6 +108,11 @@ class Session:
         of which two do not fit.
         """
         return self.spec.mode != "run"
+
+    @property
+    def knows_optimizers(self) -> bool:
+        """Return whether every optimizer has ended a step, those inside backward one together."""
+        return len(self.counts) + max(0, len(self.in_backward) - 1) >= len(self.optimizers)
 
     @property
     def roots(self) -> list["torch.nn.Module"]:
@@ -237,8 +248,23 @@ class Session:
         self.quietly(lambda: self.model_facts.append(describe(module)))()
 
     def note_optimizer(self, optimizer: "torch.optim.Optimizer") -> None:
-        """Describe an optimizer as the script made it, before the recipe changes it."""
-        self.quietly(lambda: self.optimizer_facts.append(describe_optimizer(optimizer)))()
+        """Describe an optimizer as the script made it, before the recipe changes it.
+
+        One like another that is gone takes its place: loops make theirs again.
+        """
+
+        def note() -> None:
+            facts, own = describe_optimizer(optimizer), weakref.ref(optimizer)
+            for place, (known, of) in enumerate(
+                zip(self.optimizer_facts, self._described, strict=True)
+            ):
+                if known == facts and of() is None:
+                    self._described[place] = own
+                    return
+            self.optimizer_facts.append(facts)
+            self._described.append(own)
+
+        self.quietly(note)()
 
     def number_of(self, optimizer: Any) -> int:
         """Return the place of an optimizer in the order of construction, -1 when unknown."""

@@ -115,16 +115,39 @@ def find_anchor(whos: Sequence[int]) -> int:
     """Return the optimizer whose step ends a training step: the least frequent, ties the last.
 
     A generator and a critic that alternate make one step of two; five critic steps and one
-    generator step make one too.
+    generator step make one too. Those that take each other's place count as one (`places_of`).
 
-    >>> find_anchor([0, 1, 0, 1]), find_anchor([0, 0, 0, 1])
-    (1, 1)
+    >>> find_anchor([0, 1, 0, 1]), find_anchor([0, 0, 0, 1]), find_anchor([1, 1, 0, 2, 2, 0])
+    (1, 1, 0)
     """
-    counts = Counter(whos)
+    places = places_of(whos)
+    counts = Counter(places[who] for who in whos)
     fewest = min(counts.values())
-    last_seen = {who: index for index, who in enumerate(whos)}
+    last_seen = {places[who]: (index, who) for index, who in enumerate(whos)}
     # An optimizer that is ahead by its running step ties with the others.
-    return max((w for w in counts if counts[w] <= fewest), key=lambda who: last_seen[who])
+    place = max((p for p in counts if counts[p] <= fewest), key=lambda place: last_seen[place])
+    return last_seen[place][1]
+
+
+def places_of(whos: Sequence[int]) -> dict[int, int]:
+    """Return of each optimizer of a training the first one in its place.
+
+    A loop within a loop makes its optimizer again for each task, and others step in between: one
+    whose steps begin after those of another have ended, and not at once, takes that one's place.
+
+    >>> places_of([1, 1, 0, 2, 2, 0]), places_of([0, 0, 0, 1])
+    ({1: 1, 0: 0, 2: 1}, {0: 0, 1: 1})
+    """
+    first: dict[int, int] = {}
+    for index, who in enumerate(whos):
+        first.setdefault(who, index)
+    last = {who: index for index, who in enumerate(whos)}
+    ends: dict[int, int] = {}
+    places: dict[int, int] = {}
+    for who, began in first.items():
+        place = next((place for place, end in ends.items() if end + 1 < began), who)
+        places[who], ends[place] = place, last[who]
+    return places
 
 
 def trainings_of(whos: Sequence[int]) -> list[slice]:
@@ -156,11 +179,12 @@ def groups_of(rows: Sequence[Row], whos: Sequence[int]) -> list[list[list[Row]]]
     """
     found = []
     for training in trainings_of(whos) if whos else ():
-        anchor = find_anchor(whos[training])
+        places = places_of(whos[training])
+        anchor = places[find_anchor(whos[training])]
         groups: list[list[Row]] = [[]]
         for row, who in zip(rows[training], whos[training], strict=True):
             groups[-1].append(row)
-            if who == anchor:
+            if places[who] == anchor:
                 groups.append([])
         found.append(groups[:-1])
     return found

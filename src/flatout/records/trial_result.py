@@ -18,7 +18,8 @@ class Segment:
     """Everything between two outermost optimizer steps (of whichever optimizer)."""
 
     who: int = -1
-    """Which optimizer ended it, by order of construction; -1 where backward did (none exists)."""
+    """Which optimizer ended it, by order of construction; -1 where backward did: none exists, or
+    they step inside it."""
     seconds: list[float] = field(default_factory=list)
     """By phase, as `flatout.records.phase_clock.NAMES`."""
     end: float = 0.0

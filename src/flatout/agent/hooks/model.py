@@ -231,7 +231,7 @@ class _Roots:
         """End the discovery: only the roots' own classes stay patched."""
         counts = self.session.counts
         is_over = min(counts.values()) >= NARROW_AFTER and (
-            self.session.is_marked or len(counts) >= len(self.session.optimizers)
+            self.session.is_marked or self.session.knows_optimizers
         )
         if not (is_over or max(counts.values()) >= NARROW_ANYWAY):
             return

@@ -164,7 +164,7 @@ class Screening:
         counts = session.counts
         if not session.segments:
             return
-        is_known = session.is_marked or len(counts) >= len(session.optimizers)
+        is_known = session.is_marked or session.knows_optimizers
         is_ready = session.knows_roots and is_known and min(counts.values()) >= WARM
         if not (is_ready or max(counts.values()) >= WARM_MOST):
             return
