@@ -139,12 +139,14 @@ def fed_by(*turns):
     session.loaders |= {name: LoaderSeen(name, {}) for name in ("train", "more", "held out")}
     for turn in turns:
         if turn == "trains":
+            session.segment.calls = [1]  # of a step of its own
             session.note_trained_batches()
         elif turn == "tests":
             session.note_tested()
+        elif turn.startswith("no "):
+            session.note_drained(turn.removeprefix("no "))
         else:
             session.note_drawn(turn)
-            session.last_loader = turn
     return [name for name, seen in session.loaders.items() if seen.is_training]
 
 
@@ -161,10 +163,14 @@ EVALUATION = ("held out", "tests") * 3
         (("train", "more", "tests", "trains") * 20, ["train", "more"]),
         (("train", *EVALUATION, "held out", "trains", *UPDATE * 3) * 5, ["train"]),
         ((*EVALUATION, *UPDATE * 3) * 5, ["train"]),
+        ((*EVALUATION, "no held out", *["trains"] * 9) * 5, []),
+        ((*("train", "tests") * 3, "no train", *UPDATE * 3) * 5, ["train"]),
         (("held out", *UPDATE * 20), ["train"]),
+        (("held out", *["trains"] * 20), []),
         ((*UPDATE * 20, *("more", "trains") * 20), ["train", "more"]),
-        (("train", "trains", "trains", "trains") * 20, ["train"]),
+        (("train", *["trains"] * 12) * 20, ["train"]),
         ((*["train"] * 4, *["trains"] * 4) * 20, ["train"]),
+        (("held out", *["train"] * 4, "no train", *["trains"] * 20), ["train"]),
     ],
     ids=[
         "one batch each",
@@ -173,21 +179,15 @@ EVALUATION = ("held out", "tests") * 3
         "a teacher looks at one",
         "evaluated before a batch is used",
         "evaluated in part between steps",
+        "evaluated where the loop makes its batches",
+        "evaluated on what it is trained on",
         "shown once",
+        "shown once where the loop makes its batches",
         "one stage after the other",
-        "several calls a batch",
+        "several steps a batch",
         "drawn ahead",
+        "all drawn before",
     ],
 )
 def test_the_loaders_whose_batches_are_trained_on_are_told_from_the_others(turns, training):
     assert fed_by(*turns) == training
-
-
-def test_batches_that_were_all_drawn_before_are_trained_on():
-    session = Session(TrialSpec())
-    session.loaders["train"] = LoaderSeen("train", {})
-    session.last_loader = "train"  # and come to its end
-
-    session.note_trained_batches()
-
-    assert session.loaders["train"].is_training

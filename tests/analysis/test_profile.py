@@ -261,6 +261,20 @@ def test_epochs_that_the_script_leaves_early_are_as_long_as_it_makes_them(begun_
     assert profile.epoch_steps == steps
 
 
+def test_a_teacher_that_most_steps_call_is_a_part_of_them_and_an_evaluation_is_not():
+    found = with_evaluations(0.02, at=range(12))
+    for number, starts in ((5, 1), (8, 0)):  # a new epoch; a real evaluation
+        found.segments[number].loader_starts = starts
+    found.segments[8].evals, found.segments[8].seconds[EVAL] = 40, 2.8
+
+    profile = summarise(found, machine())
+
+    assert profile.step_ms.median == pytest.approx(120.0)
+    assert profile.eval_ms == pytest.approx(20.0)
+    # The step takes 2.9 s, of which 0.12 s are an ordinary one's.
+    assert profile.eval_share == pytest.approx(2.8 / (11 * 0.12 + 2.9))
+
+
 def test_a_loader_that_a_thread_draws_from_is_told_as_that():
     profile = summarise(replace(result(), draws_elsewhere=True), machine())
     batchless = replace(result(), draws_elsewhere=True)

@@ -27,6 +27,8 @@ NO_THREAD = -1
 FED_SHARE = 1 / 8
 """A loader of which fewer training calls have batches, against the one of which most have, feeds
 none: the first batch of an evaluation set is shown, or its shape is printed."""
+FEW_FEEDINGS = 8
+"""After as many more, one that took part in a single one feeds none either."""
 MAX_ERRORS = 20
 """Probe failures kept; more of the same say nothing new."""
 
@@ -56,7 +58,7 @@ class Session:
     stepped_inside = False
     """Whether an optimizer stepped inside the backward that runs."""
     feedings = 0
-    """Training calls before which batches were drawn."""
+    """Training calls with batches, those that were drawn before them or other ones."""
 
     def __init__(self, spec: TrialSpec, techniques: Iterable[Technique] = ()) -> None:
         self.spec = spec
@@ -75,12 +77,13 @@ class Session:
         self._refused: dict[tuple[str, str], str] = {}
         self.unscaled: Any = {}
         """The loss that the script scaled, by the scaled one; kept by the step hook point."""
-        self.last_loader = ""
         self.drawn: dict[str, bool] = {}
         """The loaders that gave batches since the last training call, in epochs under way, and of
         each whether a call that trains nothing came after its latest one."""
         self.tested: set[str] = set()
         """Those that gave one more after such a call: they are evaluated on."""
+        self.kept: set[str] = set()
+        """Those that gave all of their batches while nothing was called with any."""
         self.fed: dict[str, tuple[int, int]] = {}
         """By loader which feeding was its first, and how many it took part in."""
         self.sampler = StepSampler(self, spec.skips_below_s)
@@ -105,9 +108,9 @@ class Session:
         """Return whether roots live on when the script has let go of them.
 
         What is measured is looked at to the end. The real run may train one model after the other,
-        of which two do not fit.
+        of which two do not fit; so may what is measured, once the first ones are known.
         """
-        return self.spec.mode != "run"
+        return self.spec.mode != "run" and not self.knows_roots
 
     @property
     def knows_optimizers(self) -> bool:
@@ -123,6 +126,11 @@ class Session:
     def optimizers(self) -> list["torch.optim.Optimizer"]:
         """The live optimizers that the script built, in order."""
         return [found for ref in self._optimizers if (found := ref()) is not None]
+
+    @property
+    def optimizer_count(self) -> int:
+        """How many optimizers the script built so far, those that are gone among them."""
+        return len(self._optimizers)
 
     def has_optimizer(self) -> bool:
         """Return whether any optimizer that the script built lives."""
@@ -238,9 +246,11 @@ class Session:
         """Remember an optimizer, by weak reference."""
         self._optimizers.append(reference)
 
-    def add_root(self, module: "torch.nn.Module") -> None:
-        """Remember a root; see `keeps_roots`."""
-        self._roots.append((lambda: module) if self.keeps_roots else weakref.ref(module))
+    def add_root(self, module: "torch.nn.Module", number: int | None = None) -> None:
+        """Remember a root, in the place of one that is over where it has its number."""
+        place = len(self._roots) if number is None else number
+        found = (lambda: module) if self.keeps_roots else weakref.ref(module)
+        self._roots[place : place + 1] = [found]
         self.root_count += 1
 
     def note_root(self, module: "torch.nn.Module") -> None:
@@ -284,6 +294,12 @@ class Session:
             self.tested.add(address)
         self.drawn[address] = False
 
+    def note_drained(self, address: str) -> None:
+        """Note that a loader has no batch left: those that nothing was called with may be kept."""
+        if not self.drawn.pop(address, True) and address not in self.tested:
+            self.kept.add(address)
+        self.tested.discard(address)
+
     def note_tested(self) -> None:
         """Note a call that trains nothing: it may be given what was drawn last."""
         self.drawn = dict.fromkeys(self.drawn, True)
@@ -297,19 +313,20 @@ class Session:
         fed = [address for address in self.drawn if address not in self.tested]
         self.drawn.clear()
         self.tested.clear()
-        if not (fed or self.fed):
-            fed = [self.last_loader]
-        if not fed:
-            return
+        if any(address in self.fed for address in fed):
+            self.kept.clear()
+        if not fed and sum(self.segment.calls) > 1:
+            return  # the same batch again
         self.feedings += 1
-        for address in fed:
+        for address in fed or self.kept:
             first, count = self.fed.get(address, (self.feedings, 0))
             self.fed[address] = first, count + 1
         shares = {a: n / (self.feedings - first + 1) for a, (first, n) in self.fed.items()}
-        least = FED_SHARE * max(shares.values())
-        for address, share in shares.items():
+        least = FED_SHARE * max(shares.values(), default=0.0)
+        for address, (first, count) in self.fed.items():
+            is_rare = count == 1 and self.feedings - first > FEW_FEEDINGS
             if address in self.loaders:
-                self.loaders[address].is_training = share >= least
+                self.loaders[address].is_training = shares[address] >= least and not is_rare
 
     def end_segment(self, who: int) -> None:
         """Close the running segment: an outermost optimizer step, or backward, has ended."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from flatout.analysis.journey import journey_of
 from flatout.analysis.regime import held_to_phases, with_regime
 from flatout.analysis.steps import (
+    USUAL,
     Step,
     Window,
     block_means,
@@ -340,15 +341,28 @@ def _evaluated_s(window: Window, epoch_start_s: float) -> tuple[float, float]:
     """
     measured = {id(step) for step in window.measured}
     step_s = statistics.median([step.wall_s for step in window.measured] or [0.0])
+    usual_s = _usual_eval_s(window)
     left_s = run_s = 0.0
     for number, step in enumerate(window.steps):
-        calls_s = step.seconds[EVAL]
+        calls_s = _own_eval_s(step, usual_s)
         wall_s = step.wall_s if number else min(step.wall_s, step_s + calls_s)
         run_s += wall_s
-        # A teacher that is called in every step makes no step dirty.
-        if calls_s and step.is_dirty and id(step) not in measured:
+        if calls_s and id(step) not in measured:
             left_s += max(calls_s, wall_s - step.seconds[SAVE] - step_s - epoch_start_s)
     return left_s, run_s
+
+
+def _usual_eval_s(window: Window) -> float:
+    return statistics.median([step.seconds[EVAL] for step in window.sampled] or [0.0])
+
+
+def _own_eval_s(step: Step, usual_s: float) -> float:
+    """Return the seconds of a step's own evaluation; a teacher that most steps call is none.
+
+    Nor is one that is called in the first steps only, while every call is listened to.
+    """
+    calls_s = step.seconds[EVAL]
+    return calls_s if step.is_dirty and calls_s > USUAL * usual_s else 0.0
 
 
 def _rare_work(window: Window) -> RareWork | None:
@@ -363,12 +377,12 @@ def _rare_work(window: Window) -> RareWork | None:
         return None
     usual_s = statistics.median(step.wall_s for step in window.measured)
     usual_other_s = statistics.median(step.seconds[OTHER] for step in window.sampled)
+    usual_eval_s = _usual_eval_s(window)
     least_s = max(RARE_S, RARE_TIMES * usual_s)
-    # A teacher that is called in every step makes no step dirty.
     rare = [
         step
         for step in after
-        if step.wall_s - usual_s > least_s and not (step.seconds[EVAL] and step.is_dirty)
+        if step.wall_s - usual_s > least_s and not _own_eval_s(step, usual_eval_s)
     ]
     seen = [step for step in rare if step.is_sampled or step.seconds[SAVE]]
     own_s = sum(step.seconds[OTHER] + step.seconds[SAVE] - usual_other_s for step in seen)

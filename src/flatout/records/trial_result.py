@@ -27,6 +27,8 @@ class Segment:
     """False for a skipped step: its length and batches are known, its phases are not."""
     batches: int = 0
     samples: int = 0
+    called: int = 0
+    """Samples that the first root was called with before any batch was drawn."""
     calls: list[int] = field(default_factory=list)
     """Forwards of each root, by order of discovery; shorter where later roots were not called."""
     backwards: int = 0
@@ -34,6 +36,7 @@ class Segment:
     """How often the optimizer called its closure: each time but the first the samples are the
     same, at other parameters."""
     evals: int = 0
+    """Calls of the roots, their parts and their copies that train nothing."""
     loader_starts: int = 0
     communication: list[float] = field(default_factory=list)
     """Seconds in collectives by the phase they were called in; empty where there were none."""

@@ -437,8 +437,7 @@ class _Iteration:
     def saw_end(self, iterator: Any, took_s: float) -> None:
         """Note what the end of an epoch took."""
         address = iterator.__dict__.get(ADDRESS, "")
-        if self.session.drawn.pop(address, False):
-            self.session.last_loader = ""  # its last batch was evaluated on
+        self.session.note_drained(address)
         seen = self.session.loaders.get(address)
         if seen is None:
             return
@@ -495,7 +494,6 @@ class _Iteration:
         if not session.sampler.skips_left:
             session.note_drawn(address)
         session.last_size = size
-        session.last_loader = address
         if seen is not None:
             seen.batches += 1
             if started_s is not None:
