@@ -1,9 +1,13 @@
 """What the loader's hook point asks of the script's objects leaves no trace and ends no script."""
 
+import itertools
+import threading
+
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler, dataloader
 
+from flatout.agent import patching
 from flatout.agent.hooks import loader as loader_hook
 from flatout.agent.session import Session
 from flatout.records.trial_spec import TrialSpec
@@ -167,3 +171,55 @@ def test_a_loader_that_is_made_again_in_each_epoch_keeps_its_address(session):
         loader.__dict__[loader_hook.USED] = True
 
     assert len(session.loaders) == 1
+
+
+@pytest.fixture
+def listened(session):
+    """The class of loaders whose batches are listened to, until the test is over."""
+    before = set(patching.patches())
+    loader_hook._Iteration(session).install(dataloader)
+    yield watched(session)
+    for patch in set(patching.patches()) - before:
+        patch.undo()
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+def test_each_loader_has_its_own_batches_though_epochs_are_within_each_other(
+    session, listened, is_skipped
+):
+    training, held_out = listened(Numbers(), batch_size=1), listened(Numbers(), batch_size=4)
+    session.sampler.skips_left = 99 * is_skipped
+
+    for number, _ in enumerate(training):
+        if number % 4 == 0:
+            list(itertools.islice(held_out, 2))
+    iter(training)  # the next epoch: what was drawn is counted by now
+
+    batches = {seen.asked["batch_size"]: seen.batches for seen in session.loaders.values()}
+    assert batches == {1: 12, 4: 6}
+    assert (session.segment.batches, session.segment.samples) == (18, 36)
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+def test_it_is_noted_how_many_batches_an_epoch_had_that_the_script_left(
+    session, listened, is_skipped
+):
+    loader = listened(Numbers(), batch_size=2)
+    session.sampler.skips_left = 99 * is_skipped
+
+    for _ in range(3):
+        list(itertools.islice(loader, 4))
+
+    (seen,) = session.loaders.values()
+    assert seen.begun_at == [0, 4, 8]
+
+
+def test_batches_that_another_thread_draws_are_told(session, listened):
+    loader = listened(Numbers(), batch_size=4)
+
+    thread = threading.Thread(target=list, args=(loader,))
+    thread.start()
+    thread.join()
+
+    assert session.draws_elsewhere
+    assert [seen.batches for seen in session.loaders.values()] == [0]

@@ -42,7 +42,7 @@ def recorder(tmp_path, monkeypatch):
     recorder = Recorder(Session(spec))
     recorder.stops = 0
     monkeypatch.setattr(recorder, "_stop", lambda: setattr(recorder, "stops", recorder.stops + 1))
-    recorder.device.torch, recorder.device.device = torch, torch.device("cuda:1")
+    recorder.device.torch, recorder.device.devices = torch, [torch.device("cuda:1")]
     recorder.device.bounds = [SimpleNamespace()]
     recorder.session.segments += [Segment(who=0) for _ in range(TIMED)]
     recorder.session.counts[0] = TIMED

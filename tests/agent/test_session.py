@@ -7,6 +7,7 @@ import pytest
 from flatout.agent.session import Session
 from flatout.records.errors import NotApplicable
 from flatout.records.technique import Numerics, Technique
+from flatout.records.trial_result import LoaderSeen
 from flatout.records.trial_spec import TrialSpec
 
 
@@ -130,3 +131,63 @@ def test_a_forked_worker_did_not_train_in_the_thread_that_its_parent_trains_in()
     session._forked()
 
     assert not session.trains_elsewhere
+
+
+def fed_by(*turns):
+    """Return the training loaders, after loaders gave batches and models were called in turn."""
+    session = Session(TrialSpec())
+    session.loaders |= {name: LoaderSeen(name, {}) for name in ("train", "more", "held out")}
+    for turn in turns:
+        if turn == "trains":
+            session.segment.calls = [1]  # of a step of its own
+            session.note_trained_batches()
+        elif turn == "tests":
+            session.note_tested()
+        elif turn.startswith("no "):
+            session.note_drained(turn.removeprefix("no "))
+        else:
+            session.note_drawn(turn)
+    return [name for name, seen in session.loaders.items() if seen.is_training]
+
+
+UPDATE = ("train", "trains")
+EVALUATION = ("held out", "tests") * 3
+
+
+@pytest.mark.parametrize(
+    ("turns", "training"),
+    [
+        ((*("train", "more"), "trains") * 20, ["train", "more"]),
+        (("train", *["more"] * 7, "trains") * 20, ["train", "more"]),
+        (("train", "trains", "more", "more", "trains") * 20, ["train", "more"]),
+        (("train", "more", "tests", "trains") * 20, ["train", "more"]),
+        (("train", *EVALUATION, "held out", "trains", *UPDATE * 3) * 5, ["train"]),
+        ((*EVALUATION, *UPDATE * 3) * 5, ["train"]),
+        ((*EVALUATION, "no held out", *["trains"] * 9) * 5, []),
+        ((*("train", "tests") * 3, "no train", *UPDATE * 3) * 5, ["train"]),
+        (("held out", *UPDATE * 20), ["train"]),
+        (("held out", *["trains"] * 20), []),
+        ((*UPDATE * 20, *("more", "trains") * 20), ["train", "more"]),
+        (("train", *["trains"] * 12) * 20, ["train"]),
+        ((*["train"] * 4, *["trains"] * 4) * 20, ["train"]),
+        (("held out", *["train"] * 4, "no train", *["trains"] * 20), ["train"]),
+    ],
+    ids=[
+        "one batch each",
+        "several of the second",
+        "several in a second call",
+        "a teacher looks at one",
+        "evaluated before a batch is used",
+        "evaluated in part between steps",
+        "evaluated where the loop makes its batches",
+        "evaluated on what it is trained on",
+        "shown once",
+        "shown once where the loop makes its batches",
+        "one stage after the other",
+        "several steps a batch",
+        "drawn ahead",
+        "all drawn before",
+    ],
+)
+def test_the_loaders_whose_batches_are_trained_on_are_told_from_the_others(turns, training):
+    assert fed_by(*turns) == training

@@ -1,6 +1,7 @@
 """Which steps are sampled, and what is kept of the others: the same as if each were recorded."""
 
 import itertools
+import weakref
 
 import pytest
 
@@ -29,19 +30,28 @@ class Training:
         self.session = Session(TrialSpec(skips_below_s=SHORT_STEP_S))
         self.session.clock = Clock(lambda: self.moment)
         self.session.loaders["a"] = LoaderSeen("a", {"effective_workers": 0}, is_training=True)
-        self.session.last_loader, self.session.last_size = "a", BATCH
+        self.sources = {}
         self.noted = 0
+
+    def draw(self, name="a", size=BATCH):
+        """Draw a batch of a loader's only epoch."""
+        session, sampler = self.session, self.session.sampler
+        source = self.sources.setdefault(name, lambda: name)
+        if sampler.skips_left and sampler.source is source:
+            sampler.drawn += 1
+            return
+        session.clock.push(DATA_WAIT)
+        session.clock.pop()
+        sampler.change_source(source, session.loaders[name], size)
+        session.segment.batches += 1
+        session.segment.samples += size
+        session.loaders[name].batches += 1
 
     def step(self, *, batches=1, inside=None, who=0):
         """Draw, train, and end a step; spend half of it in another phase if asked to."""
         session = self.session
         for _ in range(batches):
-            if session.sampler.skips_left:
-                session.sampler.drawn += 1
-            else:
-                session.segment.batches += 1
-                session.segment.samples += BATCH
-                session.loaders["a"].batches += 1
+            self.draw()
         self.moment += STEP_S / 2
         if not session.sampler.skips_left:
             session.clock.push(FORWARD)
@@ -114,27 +124,20 @@ def test_accumulated_batches_belong_to_their_own_steps(training):
 def test_an_epoch_s_first_batch_is_counted_once_and_another_loader_s_batches_are_its_own(training):
     session = training.session
     session.loaders["b"] = LoaderSeen("b", {})
-    evaluations = 0
+    evaluations = [number for number in range(200) if number % 23 == 20]
     for number in range(200):
-        if number % 23 == 20:  # an evaluation of four batches; its first one is drawn in full
-            session.clock.push(DATA_WAIT)
-            session.clock.pop()
-            session.segment.batches += 1
-            session.loaders["b"].batches += 1
-            if session.sampler.skips_left:
-                session.sampler.change_loader(session.loaders["b"], 8)
-                session.sampler.drawn += 3
-            else:
-                session.segment.batches += 3
-                session.loaders["b"].batches += 3
-            evaluations += 1
-        training.step(batches=0 if number % 23 == 20 else 1)
+        if number in evaluations:  # in the midst of an epoch, between two batches of it
+            for _ in range(4):
+                training.draw("b", size=8)
+        training.step()
     session.record_noted()
 
-    assert session.loaders["b"].batches == 4 * evaluations
-    assert session.loaders["a"].batches == 200 - evaluations
-    assert [s.batches for s in session.segments] == [
-        4 if number % 23 == 20 else 1 for number in range(200)
+    assert training.noted > 100
+    assert session.loaders["b"].batches == 4 * len(evaluations)
+    assert session.loaders["a"].batches == 200
+    found = [(segment.batches, segment.samples) for segment in session.segments]
+    assert found == [
+        (5, BATCH + 4 * 8) if number in evaluations else (1, BATCH) for number in range(200)
     ]
 
 
@@ -262,10 +265,29 @@ def test_steps_of_several_optimizers_are_all_sampled():
     assert all(sampled_of(session, 1, who=n % 2)[0] for n in range(100))
 
 
+class Built:
+    """Stands for an optimizer."""
+
+
+def test_a_training_whose_optimizer_comes_after_another_that_is_gone_is_skipped_too():
+    session = Session(TrialSpec(skips_below_s=SHORT_STEP_S))
+    first, second = Built(), Built()
+    for each in (first, second):
+        session.add_optimizer(weakref.ref(each))
+
+    together = [sampled_of(session, 1, who=n % 2)[0] for n in range(50)]
+    del first, each
+    alone = sampled_of(session, 100, who=1)
+
+    assert all(together)
+    assert sum(alone) < 50
+    assert {segment.who for segment in session.segments[50:]} == {1}
+
+
 def test_batches_that_come_in_bursts_are_sampled_in_bursts():
     session = Session(TrialSpec(skips_below_s=SHORT_STEP_S))
-    session.loaders["here"] = LoaderSeen("here", {"effective_workers": 3})
-    session.last_loader = "here"
+    session.loaders["here"] = LoaderSeen("here", {"effective_workers": 3}, is_training=True)
+    session.loaders["there"] = LoaderSeen("there", {"effective_workers": 5})
 
     seen = sampled_of(session, 300)[ALL_AT_FIRST:]
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from flatout.agent import training_device
+from flatout.agent.recorder import device_seen
 from flatout.agent.session import Session
 from flatout.agent.training_device import batch_device, find_cuda_device, find_device, follow
+from flatout.records.profile import PeakBytes
 from flatout.records.trial_spec import TrialSpec
 
 
@@ -99,3 +101,18 @@ def test_a_session_that_is_over_is_not_asked(driver, monkeypatch):
     monkeypatch.setattr(training_device, "_followed", [lambda: None])
 
     assert batch_device() == torch.device("cuda:0")
+
+
+def test_of_several_devices_the_peak_is_that_of_the_fullest(driver, monkeypatch):
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    driver |= {first: 100, second: 300}
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", {first: 200, second: 400}.get)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", {second: (500, 1_000)}.get)
+    monkeypatch.setattr(torch.cuda, "get_device_name", str)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="a"))
+    session = session_with(root("cuda:0"), root("cuda:1"))
+
+    seen = device_seen(session)
+
+    assert (seen.count, seen.name) == (2, "cuda:0")
+    assert seen.peak == PeakBytes(allocated=300, reserved=400, device=500)

@@ -224,27 +224,71 @@ def test_slow_batches_rare_forwards_and_a_single_step_are_no_rare_work():
     assert with_rare_work(OTHER, seconds=0.15).rare is None
 
 
+FACTS = {
+    "dataset": "Photos",
+    "dataset_len": 96,
+    "batch_size": 8,
+    "num_workers": 0,
+    "effective_workers": 0,
+    "pin_memory": False,
+    "persistent_workers": False,
+    "prefetch_factor": None,
+    "steps_per_epoch": 12,
+}
+
+
 @pytest.mark.parametrize(("asked", "had", "fetch_ms"), [(2, 0, 100.0), (0, 2, 0.0)])
 def test_a_batch_s_making_is_measured_where_the_recipe_left_no_workers(asked, had, fetch_ms):
     found = result()
     for segment in found.segments:
         segment.seconds[DATA_WAIT] = 0.1
-    facts = {
-        "dataset": "Photos",
-        "dataset_len": 96,
-        "batch_size": 8,
-        "num_workers": asked,
-        "effective_workers": had,
-        "pin_memory": False,
-        "persistent_workers": False,
-        "prefetch_factor": None,
-        "steps_per_epoch": 12,
-    }
+    facts = FACTS | {"num_workers": asked, "effective_workers": had}
     seen = LoaderSeen("main:1", facts, is_training=True)
 
     profile = summarise(replace(found, loaders=(seen,)), machine())
 
     assert profile.loaders[0].fetch_ms == pytest.approx(fetch_ms)
+
+
+@pytest.mark.parametrize(
+    ("begun_at", "steps"), [([], 12), ([0, 1], 12), ([0, 12, 24], 12), ([0, 5, 10], 5)]
+)
+def test_epochs_that_the_script_leaves_early_are_as_long_as_it_makes_them(begun_at, steps):
+    seen = LoaderSeen("main:1", FACTS, is_training=True, begun_at=begun_at)
+
+    profile = summarise(replace(result(), loaders=(seen,)), machine())
+
+    assert profile.epoch_steps == steps
+
+
+def test_a_teacher_that_most_steps_call_is_a_part_of_them_and_an_evaluation_is_not():
+    found = with_evaluations(0.02, at=range(12))
+    for number, starts in ((5, 1), (8, 0)):  # a new epoch; a real evaluation
+        found.segments[number].loader_starts = starts
+    found.segments[8].evals, found.segments[8].seconds[EVAL] = 40, 2.8
+
+    profile = summarise(found, machine())
+
+    assert profile.step_ms.median == pytest.approx(120.0)
+    assert profile.eval_ms == pytest.approx(20.0)
+    # The step takes 2.9 s, of which 0.12 s are an ordinary one's.
+    assert profile.eval_share == pytest.approx(2.8 / (11 * 0.12 + 2.9))
+
+
+def test_a_loader_that_a_thread_draws_from_is_told_as_that():
+    profile = summarise(replace(result(), draws_elsewhere=True), machine())
+    batchless = replace(result(), draws_elsewhere=True)
+    for segment in batchless.segments:
+        segment.batches = 0
+
+    assert any("another kind" in note for note in profile.notes)
+    assert any("in a thread" in note for note in summarise(batchless, machine()).notes)
+
+
+def test_a_model_on_several_gpus_is_told_what_its_numbers_are_of():
+    found = result(device={"kind": "cuda", "name": "a GPU", "count": 2}, models=[MODEL])
+
+    assert any("on 2 GPUs" in note for note in summarise(found, machine(device=gpu())).notes)
 
 
 def test_short_evaluations_and_those_that_count_are_not_called_left_out():

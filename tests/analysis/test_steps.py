@@ -1,5 +1,7 @@
 """From segments to the steps that count."""
 
+from dataclasses import replace
+
 import pytest
 
 from flatout.agent.recorder import MadeSteps
@@ -8,6 +10,7 @@ from flatout.analysis.steps import (
     find_anchor,
     find_warm,
     running_anchor,
+    step_of,
     steps_of,
     trainings_of,
     whole_epochs,
@@ -63,6 +66,18 @@ def test_dirty_steps_count_when_there_are_hardly_others():
     assert len(window.measured) == 9
 
 
+def test_what_most_steps_hold_makes_none_dirty_and_more_of_it_does():
+    rows = [segment(evals=1, loader_starts=1) for _ in range(20)]
+    rows[9] = segment(evals=12, loader_starts=1, seconds=5.0)
+    rows[14] = segment(evals=1, loader_starts=3, seconds=5.0)
+
+    window = window_of(steps_of(rows))
+
+    assert not window.are_clean  # a note says what all of them hold
+    assert len(window.measured) == 17
+    assert {step.wall_s for step in window.measured} == {0.1}
+
+
 def test_slow_first_steps_are_warm_up():
     times = [9.0, 4.0, 1.02, 1.0, 0.99, 1.01, 1.0, 1.0, 1.0, 1.0, 0.98, 1.0]
 
@@ -92,6 +107,46 @@ def test_half_a_second_of_fast_steps_is_needed():
 
     assert not few.is_enough
     assert many.is_enough
+
+
+@pytest.mark.parametrize("inner_steps", [1, 2, 5])
+def test_a_loop_within_a_loop_makes_its_optimizer_again_and_a_step_is_the_outer_one_s(inner_steps):
+    tasks = range(1, 13)
+    rows = [segment(who=who) for task in tasks for who in (*[task] * inner_steps, 0)]
+
+    steps = steps_of(rows)
+
+    assert len(steps) >= len(tasks) - 1  # the first task's may be a training of its own
+    assert {step.backwards for step in steps[1:]} == {inner_steps + 1}
+
+
+def test_an_optimizer_that_is_built_again_beside_another_one_keeps_its_place():
+    epochs = [segment(who=who) for epoch in range(1, 5) for who in (0, epoch) * 10]
+
+    assert [step.backwards for step in steps_of(epochs)] == [2] * 40
+
+
+def test_inner_optimizers_do_not_hold_back_the_count():
+    whos = [who for task in range(1, 41) for who in (task, task, 0)]
+    counts = {0: 40, **dict.fromkeys(range(1, 41), 2)}
+
+    assert MadeSteps()(counts, [Segment(who=who) for who in whos]) == (40, 40)
+
+
+@pytest.mark.parametrize(
+    ("calls", "backwards", "called", "samples"),
+    [(1, 1, 8, 8), (2, 1, 16, 8), (4, 4, 32, 32), (2, 0, 16, 16), (0, 1, 0, 0)],
+)
+def test_without_a_batch_the_samples_are_those_that_the_model_was_called_with(
+    calls, backwards, called, samples
+):
+    part = Segment(
+        seconds=[0.1] * 7, calls=[calls] if calls else [], backwards=backwards, called=called
+    )
+
+    assert step_of([part]).samples == samples
+    assert step_of([part, replace(part, calls=[0], called=0)]).samples == samples
+    assert step_of([part, replace(part, samples=5, batches=1)]).samples == 5
 
 
 def test_trainings_that_follow_each_other_are_told_apart():

@@ -5,6 +5,7 @@ import pytest
 from flatout.cli import call
 from flatout.records.errors import UserError
 from flatout.records.profile import profile_from_json
+from flatout.reporting.terminal import MOST_LINES
 from flatout.tuning import passes
 
 
@@ -71,13 +72,17 @@ def test_a_trace_that_no_viewer_opens_is_told_before_measuring(folder, capfd):
 def test_a_script_that_fails_after_some_steps_leaves_their_report(folder, capfd):
     (folder / "late.py").write_text((folder / "train.py").read_text() + "raise ValueError('late')")
 
-    code = call(["measure", "--json", "a.json", "late.py"])
+    code = call(["measure", "--quiet", "--json", "a.json", "late.py"])
 
     captured = capfd.readouterr()
     assert code == 2
     assert "ValueError: late" in captured.err
     assert "this is what was seen in its first 200 steps" in " ".join(captured.out.split())
     assert profile_from_json(json.loads((folder / "a.json").read_text())).step_ms.n > 0
+    shown = [*captured.err.splitlines(), *captured.out.splitlines()]
+    assert len(shown) <= MOST_LINES
+    assert "ValueError: late" in shown[0]
+    assert [line for line in shown if line.startswith("next")] == ["next     python late.py"]
 
 
 def test_every_report_is_written_in_the_language_asked_for(folder, capfd):

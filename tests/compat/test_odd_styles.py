@@ -118,16 +118,32 @@ def test_sizes_that_are_numpy_s_stay_numbers(folder):
     assert trial.profile.models[0].widest_output == 4
 
 
-def test_a_second_model_is_told_as_not_seen(folder):
-    trial = trial_of(folder, "odd_models.py", "folds", steps=250)
+@pytest.mark.parametrize(("kind", "is_unseen"), [("another class", True), ("folds", False)])
+def test_a_second_model_of_another_class_is_told_as_not_seen(folder, kind, is_unseen):
+    trial = trial_of(folder, "odd_models.py", kind, steps=250)
 
     # Both trainings count only where their steps take about as long: no matter of this test.
-    assert any("trained later was not seen" in note for note in trial.profile.notes)
+    said = any("trained later was not seen" in note for note in trial.profile.notes)
+    assert said == is_unseen
+    assert len(trial.profile.models) == 1
 
 
-def test_run_says_that_a_second_model_is_left_as_it_is(folder, capfd):
+@pytest.mark.slow
+def test_a_model_that_trains_in_evaluation_mode_is_a_root(folder):
+    profile = trial_of(folder, "odd_models.py", "evaluation mode").profile
+
+    assert [model.parameters for model in profile.models] == [16 * 32 + 32 + 32 * 4 + 4]
+    assert profile.models[0].calls_per_step == 1
+    assert profile.phases_ms["forward"] > 0
+    assert profile.eval_ms == 0
+
+
+@pytest.mark.parametrize(("kind", "is_said"), [("another class", True), ("folds", False)])
+def test_run_says_that_a_second_model_of_another_class_is_left_as_it_is(
+    folder, capfd, kind, is_said
+):
     put(folder, "odd_models.py")
-    arguments = ("folds",)
+    arguments = (kind,)
     workload = Workload(
         target="odd_models.py", arguments=arguments, folder=folder, python=sys.executable
     )
@@ -135,7 +151,7 @@ def test_run_says_that_a_second_model_is_left_as_it_is(folder, capfd):
     code = run(workload, Recipe(choices=(Choice(technique="bf16_autocast"),)))
 
     assert code == 0
-    assert "applied to the first one only" in capfd.readouterr().err
+    assert ("applied to the first one only" in capfd.readouterr().err) == is_said
 
 
 @pytest.mark.slow

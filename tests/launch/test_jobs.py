@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -17,7 +18,11 @@ from flatout.launch.trial_folders import (
     lives,
     started_ticks,
 )
+from flatout.launch.trial_process import RANK_LAUNCHER, clean_up_stale_trials
 from flatout.records.errors import UserError
+from tests.paths import ROOT
+
+SOURCE = ROOT / "src"
 
 
 def ended_process():
@@ -105,16 +110,43 @@ def test_a_folder_without_an_announcement_is_no_job(tmp_path):
 
 
 def test_runs_of_a_killed_flatout_are_removed_and_running_ones_stay(tmp_path):
-    for name in ("run-killed", "run-alive", "run-elsewhere"):
+    names = [f"{kind}-{fate}" for kind in ("run", "ranks") for fate in ("dead", "alive", "far")]
+    for name in names:
         (tmp_path / name).mkdir()
         announce(tmp_path / name, "run", "train.py")
-    facts = find_job(tmp_path / "run-killed") | {"owner": ended_process()}
-    (tmp_path / "run-killed/job.json").write_text(json.dumps(facts))
-    (tmp_path / "run-elsewhere/job.json").write_text(json.dumps(facts | ANOTHER_MACHINE))
+    facts = find_job(tmp_path / "run-dead") | {"owner": ended_process()}
+    for kind in ("run", "ranks"):
+        (tmp_path / f"{kind}-dead/job.json").write_text(json.dumps(facts))
+        (tmp_path / f"{kind}-far/job.json").write_text(json.dumps(facts | ANOTHER_MACHINE))
 
     forget_ended(tmp_path)
 
-    assert {path.name for path in tmp_path.iterdir()} == {"run-alive", "run-elsewhere"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        name for name in names if "dead" not in name
+    }
+
+
+def test_what_starts_ranks_and_is_killed_leaves_a_folder_that_the_next_command_removes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # Torch is asked for once the folder is there: the import stands for the time of a training.
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n")
+    command = [sys.executable, "-P", str(RANK_LAUNCHER), "2", "0", "0", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{SOURCE}"}
+    launcher = subprocess.Popen(command, env=environment)
+    while not list(tmp_path.glob("flatout/ranks-*/job.json")):
+        assert launcher.poll() is None
+        time.sleep(0.01)
+
+    clean_up_stale_trials()
+    kept = list(tmp_path.glob("flatout/ranks-*"))
+    launcher.kill()
+    launcher.wait()
+    clean_up_stale_trials()
+
+    assert len(kept) == 1
+    assert list(tmp_path.glob("flatout/ranks-*")) == []
 
 
 @pytest.mark.parametrize("kind", ["pipe", "endless", "no number", "deep", "digits"])

@@ -14,6 +14,7 @@ from flatout.planner.largest_batch import (
     accumulation,
     affine,
     difference,
+    fits_steadily,
     largest_batch,
     steady_replay,
 )
@@ -112,6 +113,53 @@ def test_accumulation_keeps_the_global_batch_in_the_fewest_steps(total, largest)
     assert found.micro_batch <= largest
     larger = range(found.micro_batch + 1, min(total, largest) + 1)
     assert not any(total % size == 0 for size in larger)
+
+
+def bumped(at, batch, size):
+    """Return streams of which those of one batch hold more for a moment, as a workspace does."""
+
+    def bumped_at(asked):
+        stream = at(asked)
+        if asked != batch:
+            return stream
+        last = stream.allocations[-1]
+        return replace(stream, allocations=(*stream.allocations[:-1], replace(last, size=size)))
+
+    return bumped_at
+
+
+def test_what_is_recommended_was_tried_where_memory_does_not_grow_with_the_batch():
+    at, chosen = affine(toy_stream(2), toy_stream(3)).at, AllocatorSettings()
+    capacity = 700 * MIB
+    plain = largest_batch(at, capacity, chosen)
+    uneven = bumped(at, plain.without_retries, 700 * MIB)
+
+    found = largest_batch(uneven, capacity, chosen, own=plain.without_retries - 1)
+    wanted = 2 * (plain.without_retries // 2)
+    parts = accumulation(
+        2 * wanted,
+        plain.without_retries,
+        lambda size: fits_steadily(bumped(at, wanted, 700 * MIB)(size), capacity, chosen),
+    )
+
+    assert found.without_retries < plain.without_retries
+    assert fits_steadily(uneven(found.without_retries), capacity, chosen)
+    assert parts.micro_batch < wanted
+    assert parts.micro_batch * parts.steps == 2 * wanted
+
+
+def test_the_script_s_own_batch_is_recommended_where_it_fits_and_smaller_ones_do_not():
+    at, chosen = affine(toy_stream(2), toy_stream(3)).at, AllocatorSettings()
+    capacity = 700 * MIB
+    own = largest_batch(at, capacity, chosen).without_retries
+
+    found = largest_batch(lambda batch: at(batch if batch == own else 2 * own), capacity, chosen)
+    told = largest_batch(
+        lambda batch: at(batch if batch == own else 2 * own), capacity, chosen, own=own
+    )
+
+    assert found.without_retries is None
+    assert told.without_retries == told.with_retries == own
 
 
 def test_nothing_is_accumulated_of_less_than_one_sample():

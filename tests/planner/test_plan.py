@@ -89,6 +89,20 @@ def test_what_does_not_fit_says_how_to_keep_its_batch():
     assert "accumulate=" in plan.ladder[0].choices[0]
 
 
+def test_micro_batches_are_recommended_that_fit_themselves():
+    given = setup(batch=4096, gpu="2GiB")
+    usual = plan_of("train.py", given, fit=True).accumulating.micro_batch
+
+    def uneven(batch):
+        stream = given.at(batch)
+        last = replace(stream.allocations[-1], size=2 * GIB if batch == usual else 0)
+        return replace(stream, allocations=(*stream.allocations[:-1], last))
+
+    found = plan_of("train.py", replace(given, at=uneven), fit=True).accumulating
+
+    assert found.micro_batch == usual // 2
+
+
 def test_the_ladder_puts_first_what_fits_and_is_fastest():
     found = ladder(setup(batch=320, gpu="3GiB", layers=12))
 

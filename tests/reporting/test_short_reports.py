@@ -2,13 +2,14 @@
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from flatout.records.ablation import ablation_from_json
-from flatout.records.messages import LANGUAGES
+from flatout.records.messages import LANGUAGES, messages, words
 from flatout.records.profile import profile_from_json
-from flatout.reporting.terminal import render_ablation, render_profile
+from flatout.reporting.terminal import render_ablation, render_partial, render_profile
 from tests.paths import ROOT
 
 MOST_LINES = 25
@@ -49,6 +50,19 @@ def test_what_tune_prints_fits_on_a_screen(plain):
         # The line that names the files comes below it.
         assert len(text.splitlines()) < MOST_LINES
         assert is_a_command(text.splitlines()[-1])
+
+
+@pytest.mark.parametrize("plain", PROFILES)
+@pytest.mark.parametrize("room", [12, 20, None])
+def test_what_was_seen_before_a_bad_end_fits_below_it_and_says_nothing_next(plain, room):
+    whole = profile_from_json(plain)
+    profile = replace(whole, notes=(*whole.notes, words("note.partial", n="12")))
+    for language in LANGUAGES:
+        lines = render_partial(profile, room=room, language=language).splitlines()
+
+        assert len(lines) <= (room or len(lines))
+        assert "12" in lines[0]
+        assert not any(line.startswith(messages(language)("label.next")) for line in lines)
 
 
 @pytest.mark.parametrize("plain", PROFILES)

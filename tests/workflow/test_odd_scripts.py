@@ -60,6 +60,63 @@ def test_both_loaders_that_feed_a_step_are_seen():
     assert profile.batches_per_step == 2
 
 
+@pytest.mark.parametrize("kind", ["copy", "averaged", "inside"])
+def test_an_evaluation_with_another_model_than_the_one_that_trains_is_one(kind):
+    trial = trial_of(f"evaluates_copy.py {kind}", steps=60)
+
+    assert trial.outcome is Outcome.OK, trial.message
+    assert trial.profile.eval_share > 0
+    assert trial.profile.eval_ms == 0
+    assert [loader.batch_size for loader in trial.profile.training_loaders] == [6]
+    assert trial.profile.epoch_steps == 16
+
+
+def test_a_teacher_that_every_step_calls_is_a_part_of_the_step():
+    profile = trial_of("evaluates_copy.py teacher", steps=60).profile
+
+    assert profile.eval_ms > 0
+    assert profile.samples_per_step == 6
+    assert any("trains nothing" in note for note in profile.notes)
+
+
+@pytest.mark.parametrize("place", ["", "thread"])
+def test_optimizers_that_step_inside_backward_make_one_step_of_each(place):
+    profile = profile_of(f"steps_in_backward.py {place}")
+
+    assert profile.backwards_per_step == profile.batches_per_step == 1
+    assert profile.samples_per_step == 6
+    assert profile.epoch_steps == 16
+    assert len(profile.optimizers) == 4
+
+
+def test_a_loop_within_a_loop_makes_one_step_of_a_task():
+    trial = trial_of("inner_loop.py", steps=60)
+
+    assert trial.outcome is Outcome.OK, trial.message
+    assert trial.profile.backwards_per_step == 3
+    assert [model.calls_per_step for model in trial.profile.models] == [2, 1]
+    assert sorted(optimizer.name for optimizer in trial.profile.optimizers) == ["Adam", "SGD"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "note"),
+    [
+        ("cycle", [6], ""),
+        ("list", [6], ""),
+        ("own", [], "no DataLoader fed the training"),
+        ("thread", [], "in a thread of the script's own"),
+    ],
+)
+def test_samples_and_loaders_are_those_of_the_training_however_its_batches_come(kind, sizes, note):
+    trial = trial_of(f"odd_feeding.py {kind}", steps=100)
+
+    assert trial.outcome is Outcome.OK, trial.message
+    profile = trial.profile
+    assert profile.samples_per_step == 6
+    assert [loader.batch_size for loader in profile.training_loaders] == sizes
+    assert any(note in told for told in ("", *profile.notes))
+
+
 @pytest.mark.parametrize("most", ["", "3", "1"])
 def test_a_loader_of_an_evaluation_before_the_batch_is_used_feeds_no_step(most):
     profile = profile_of(f"evaluates_first.py {most}")

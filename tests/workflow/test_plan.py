@@ -56,6 +56,23 @@ def test_the_batch_that_is_found_fits_and_a_larger_one_does_not():
     assert beyond.way_out is not None
 
 
+def test_a_batch_that_its_own_trace_takes_back_is_taken_back_in_every_line(monkeypatch):
+    asked = []
+
+    def trace(request):
+        asked.append(request.batch)
+        return toy_stream(request.batch or 8, odd=300)  # sizes that two traces do not foretell
+
+    monkeypatch.setattr(verb, "open_tracer", lambda *_: nullcontext(trace))
+
+    found = plan("train.py", (), PlanOptions(gpu="2GiB", fit=True)).plan
+
+    assert found.largest_batch.without_retries < min(asked[2:])
+    as_it_is = next(way for way in found.ladder if not way.choices)
+    assert as_it_is.largest_batch == found.largest_batch.without_retries
+    assert "does not hold" in found.checked
+
+
 def test_what_does_not_fit_is_traced_with_the_techniques_that_exist():
     planned = plan(SUBJECT, (), PlanOptions(gpu="1500MiB", batch=256))
 

@@ -44,6 +44,28 @@ def test_evaluation_and_new_epochs_are_seen_in_skipped_steps():
     assert drawn == pytest.approx(skipping.epoch_steps, rel=0.2)
 
 
+def test_an_evaluation_amid_an_epoch_leaves_its_batches_to_its_own_loader():
+    profile = played("evaluates_copy.py averaged", ANY).profile
+
+    training, evaluation = profile.loaders
+    assert len(profile.steps_ms) < 0.6 * profile.step_ms.n
+    # Of each evaluation, every fifth step, twenty are used and one more is drawn.
+    evaluations, rest = divmod(evaluation.batches_drawn, 21)
+    assert rest == 0
+    assert evaluations in range(training.batches_drawn // 5 - 1, training.batches_drawn // 5 + 1)
+    assert [loader.batch_size for loader in profile.training_loaders] == [6]
+
+
+def test_a_training_that_follows_another_one_is_seen_though_steps_are_skipped():
+    trial = played("folds.py", ANY)
+
+    assert trial.outcome is Outcome.OK, trial.message
+    assert len(trial.profile.models) == len(trial.profile.optimizers) == 1
+    assert trial.profile.models[0].calls_per_step == 1
+    assert trial.profile.phases_ms["forward"] > 0
+    assert trial.profile.samples_per_step == 8
+
+
 def test_the_ends_of_epochs_are_seen_in_skipped_steps():
     training, _ = played("plain_loop.py", ANY).profile.loaders
 

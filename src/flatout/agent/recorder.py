@@ -31,9 +31,9 @@ from flatout.agent.probes import Probe, results
 from flatout.agent.processes import kill_own_descendants
 from flatout.agent.ranks import Ranks
 from flatout.agent.session import Session
-from flatout.agent.training_device import find_cuda_device
+from flatout.agent.training_device import find_cuda_devices
 from flatout.analysis import steps as stepping
-from flatout.analysis.steps import Step, groups_of, steps_of
+from flatout.analysis.steps import Step, groups_of, places_of, steps_of
 from flatout.hardware.load import LoadReading, load_meter, process_tree
 from flatout.records.files import plain
 from flatout.records.json_records import to_plain
@@ -103,13 +103,14 @@ class MadeSteps:
     def __init__(self) -> None:
         self.grouped_at = 0
         self.in_sequence = 0
-        """Steps of all trainings, where there is more than one so far."""
+        """Steps of all trainings, where there is more than one so far, or optimizers are made
+        again within one."""
 
     def __call__(self, counts: Mapping[int, int], segments: Sequence[Segment]) -> tuple[int, int]:
         """Return the fewest and the most steps of an optimizer, both of all where they follow.
 
-        Trainings one after the other have optimizers that are over and a last one that is young:
-        neither tells how many steps there are.
+        Trainings one after the other, and loops within a loop, have optimizers that are over and a
+        last one that is young: neither tells how many steps there are.
 
         Args:
             counts: Segments by the optimizer that ended them.
@@ -119,8 +120,10 @@ class MadeSteps:
             (made,) = counts.values()
             return made, made
         if len(segments) >= self.grouped_at:
-            trainings = groups_of(segments, [each.who for each in segments])
-            self.in_sequence = sum(map(len, trainings)) if len(trainings) > 1 else 0
+            whos = [each.who for each in segments]
+            trainings = groups_of(segments, whos)
+            is_one = len(trainings) == 1 and len({*places_of(whos).values()}) == len(counts)
+            self.in_sequence = 0 if is_one else sum(map(len, trainings))
             self.grouped_at = int(len(segments) * GROWTH) + 1
         if self.in_sequence:
             return self.in_sequence, self.in_sequence
@@ -128,33 +131,36 @@ class MadeSteps:
 
 
 def device_seen(session: Session) -> DeviceSeen:
-    """Return what the training's device holds; on the CPU the peak resident size.
+    """Return what the training's devices hold; on the CPU the peak resident size.
 
-    A device that answers no more is noted: after an illegal access every call fails, and the result
-    that says so must be written all the same.
+    Of several the one that reserved most counts: it is full first. A device that answers no more is
+    noted: after an illegal access every call fails, and the result that says so must be written all
+    the same.
     """
     import resource
 
     import torch
 
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    device = find_cuda_device(session)
-    if device is None:
+    devices = find_cuda_devices(session)
+    if not devices:
         return DeviceSeen(kind="cpu", peak=PeakBytes(device=held))
+    fullest = max(devices, key=torch.cuda.max_memory_reserved)
     seen = DeviceSeen(
         kind="cuda",
+        count=len(devices),
         peak=PeakBytes(
-            allocated=torch.cuda.max_memory_allocated(device),
-            reserved=torch.cuda.max_memory_reserved(device),
+            allocated=torch.cuda.max_memory_allocated(fullest),
+            reserved=torch.cuda.max_memory_reserved(fullest),
         ),
     )
     try:
         seen = replace(
             seen,
-            name=torch.cuda.get_device_name(device),
-            uuid=str(getattr(torch.cuda.get_device_properties(device), "uuid", "")),
+            name=torch.cuda.get_device_name(devices[0]),
+            uuid=str(getattr(torch.cuda.get_device_properties(devices[0]), "uuid", "")),
         )
-        free, total = torch.cuda.mem_get_info(device)
+        free, total = torch.cuda.mem_get_info(fullest)
         seen = replace(seen, peak=replace(seen.peak, device=total - free))
     except RuntimeError as error:
         session.note_error(f"device: {error}")
@@ -362,8 +368,7 @@ class Recorder:
         """End a trial whose technique refused as soon as that is certain."""
         session = self.session
         counts = session.counts
-        waits_for_others = len(counts) < len(session.optimizers)
-        if waits_for_others and max(counts.values()) < MAX_SKEW * REFUSED_AFTER:
+        if not session.knows_optimizers and max(counts.values()) < MAX_SKEW * REFUSED_AFTER:
             return
         if min(counts.values()) < REFUSED_AFTER:
             return
@@ -379,7 +384,7 @@ class Recorder:
         session = self.session
         counts = session.counts
         fewest, most = self.made(counts, session.segments)
-        is_known = session.is_marked or len(counts) >= len(session.optimizers)
+        is_known = session.is_marked or session.knows_optimizers
         if not is_known and most < MAX_SKEW * 4:
             return
         missing = min(self.next_check - fewest, MAX_SKEW * self.next_check - most)
@@ -482,7 +487,9 @@ class Recorder:
             self.trace = None
             self._stop()
             return
-        segments, per_step = self.session.segments, max(1, len(self.session.counts))
+        segments = self.session.segments
+        made = sum(map(len, groups_of(segments, [each.who for each in segments])))
+        per_step = max(1, round(len(segments) / max(1, made)))
         self.traced_from, self.timed_readings = len(segments), len(self.readings)
         step_s = segments[-1].end - segments[-1 - per_step].end
         self.trace_until = self.traced_from + steps_to_trace(step_s) * per_step
@@ -597,6 +604,7 @@ class Recorder:
             status=session.status,
             errors=tuple(session.errors),
             trains_elsewhere=session.trains_elsewhere,
+            draws_elsewhere=session.draws_elsewhere,
             trains_unseen=session.trains_unseen,
             collection_s=self.garbage.seconds,
             load=self.load(),

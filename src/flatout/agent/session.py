@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 NO_THREAD = -1
 """Identifies no thread: the session of a child that was forked off another thread."""
+FED_SHARE = 1 / 8
+"""A loader of which fewer training calls have batches, against the one of which most have, feeds
+none: the first batch of an evaluation set is shown, or its shape is printed."""
+FEW_FEEDINGS = 8
+"""After as many more, one that took part in a single one feeds none either."""
 MAX_ERRORS = 20
 """Probe failures kept; more of the same say nothing new."""
 
@@ -48,6 +53,12 @@ class Session:
     """Whether an optimizer that began after that search trains parameters that no root holds."""
     trains_elsewhere = False
     """Whether a thread other than the main one made a backward, which no one listens to."""
+    draws_elsewhere = False
+    """The same of drawing batches."""
+    stepped_inside = False
+    """Whether an optimizer stepped inside the backward that runs."""
+    feedings = 0
+    """Training calls with batches, those that were drawn before them or other ones."""
 
     def __init__(self, spec: TrialSpec, techniques: Iterable[Technique] = ()) -> None:
         self.spec = spec
@@ -66,13 +77,23 @@ class Session:
         self._refused: dict[tuple[str, str], str] = {}
         self.unscaled: Any = {}
         """The loss that the script scaled, by the scaled one; kept by the step hook point."""
-        self.last_loader = ""
-        self.drawn: dict[str, int] = {}
-        """By loader the batches it gave since the last training call, in epochs under way."""
+        self.drawn: dict[str, bool] = {}
+        """The loaders that gave batches since the last training call, in epochs under way, and of
+        each whether a call that trains nothing came after its latest one."""
+        self.tested: set[str] = set()
+        """Those that gave one more after such a call: they are evaluated on."""
+        self.kept: set[str] = set()
+        """Those that gave all of their batches while nothing was called with any."""
+        self.fed: dict[str, tuple[int, int]] = {}
+        """By loader which feeding was its first, and how many it took part in."""
         self.sampler = StepSampler(self, spec.skips_below_s)
         self.model_facts: list[dict[str, Any]] = []
         self.optimizer_facts: list[dict[str, Any]] = []
         self._optimizers: list[Any] = []
+        self._described: list[Callable[[], Any]] = []
+        """The optimizers that `optimizer_facts` are of."""
+        self.in_backward: set[int] = set()
+        """Optimizers that step inside backward; its end is that of their step."""
         self._unreported: list[Segment] = []
         """Segments that listeners have not seen yet: those of skipped steps wait."""
         self.listeners: dict[str, list[Listener]] = {name: [] for name in EVENTS}
@@ -87,9 +108,14 @@ class Session:
         """Return whether roots live on when the script has let go of them.
 
         What is measured is looked at to the end. The real run may train one model after the other,
-        of which two do not fit.
+        of which two do not fit; so may what is measured, once the first ones are known.
         """
-        return self.spec.mode != "run"
+        return self.spec.mode != "run" and not self.knows_roots
+
+    @property
+    def knows_optimizers(self) -> bool:
+        """Return whether every optimizer has ended a step, those inside backward one together."""
+        return len(self.counts) + max(0, len(self.in_backward) - 1) >= len(self.optimizers)
 
     @property
     def roots(self) -> list["torch.nn.Module"]:
@@ -100,6 +126,11 @@ class Session:
     def optimizers(self) -> list["torch.optim.Optimizer"]:
         """The live optimizers that the script built, in order."""
         return [found for ref in self._optimizers if (found := ref()) is not None]
+
+    @property
+    def optimizer_count(self) -> int:
+        """How many optimizers the script built so far, those that are gone among them."""
+        return len(self._optimizers)
 
     def has_optimizer(self) -> bool:
         """Return whether any optimizer that the script built lives."""
@@ -215,9 +246,11 @@ class Session:
         """Remember an optimizer, by weak reference."""
         self._optimizers.append(reference)
 
-    def add_root(self, module: "torch.nn.Module") -> None:
-        """Remember a root; see `keeps_roots`."""
-        self._roots.append((lambda: module) if self.keeps_roots else weakref.ref(module))
+    def add_root(self, module: "torch.nn.Module", number: int | None = None) -> None:
+        """Remember a root, in the place of one that is over where it has its number."""
+        place = len(self._roots) if number is None else number
+        found = (lambda: module) if self.keeps_roots else weakref.ref(module)
+        self._roots[place : place + 1] = [found]
         self.root_count += 1
 
     def note_root(self, module: "torch.nn.Module") -> None:
@@ -225,8 +258,23 @@ class Session:
         self.quietly(lambda: self.model_facts.append(describe(module)))()
 
     def note_optimizer(self, optimizer: "torch.optim.Optimizer") -> None:
-        """Describe an optimizer as the script made it, before the recipe changes it."""
-        self.quietly(lambda: self.optimizer_facts.append(describe_optimizer(optimizer)))()
+        """Describe an optimizer as the script made it, before the recipe changes it.
+
+        One like another that is gone takes its place: loops make theirs again.
+        """
+
+        def note() -> None:
+            facts, own = describe_optimizer(optimizer), weakref.ref(optimizer)
+            for place, (known, of) in enumerate(
+                zip(self.optimizer_facts, self._described, strict=True)
+            ):
+                if known == facts and of() is None:
+                    self._described[place] = own
+                    return
+            self.optimizer_facts.append(facts)
+            self._described.append(own)
+
+        self.quietly(note)()
 
     def number_of(self, optimizer: Any) -> int:
         """Return the place of an optimizer in the order of construction, -1 when unknown."""
@@ -235,19 +283,50 @@ class Session:
                 return number
         return -1
 
-    def note_trained_batches(self) -> None:
-        """Mark the loaders that gave a training call its batches.
+    def lives(self, number: int) -> bool:
+        """Return whether an optimizer lives; of one that was never built here that is assumed."""
+        known = 0 <= number < len(self._optimizers)
+        return not known or self._optimizers[number]() is not None
 
-        Each gave one since the call before. A loader that gave several was evaluated on, between
-        the drawing of a batch and its use, unless there is no other. Before the first call a script
-        may have looked at a batch of any loader: the last is the one that it trains on.
+    def note_drawn(self, address: str) -> None:
+        """Note that a loader gave a batch."""
+        if self.drawn.get(address):
+            self.tested.add(address)
+        self.drawn[address] = False
+
+    def note_drained(self, address: str) -> None:
+        """Note that a loader has no batch left: those that nothing was called with may be kept."""
+        if not self.drawn.pop(address, True) and address not in self.tested:
+            self.kept.add(address)
+        self.tested.discard(address)
+
+    def note_tested(self) -> None:
+        """Note a call that trains nothing: it may be given what was drawn last."""
+        self.drawn = dict.fromkeys(self.drawn, True)
+
+    def note_trained_batches(self) -> None:
+        """Mark the loaders whose batches the training calls are given, by this one too.
+
+        One that gave more after a call that trains nothing was evaluated on, between the drawing of
+        a batch and its use. One that takes part in few feedings only was looked at in passing.
         """
-        has_trained = any(seen.is_training for seen in self.loaders.values())
-        drawn = [address for address, count in self.drawn.items() if count == 1]
-        for address in drawn[0 if has_trained else -1 :] or [self.last_loader]:
-            if address in self.loaders:
-                self.loaders[address].is_training = True
+        fed = [address for address in self.drawn if address not in self.tested]
         self.drawn.clear()
+        self.tested.clear()
+        if any(address in self.fed for address in fed):
+            self.kept.clear()
+        if not fed and sum(self.segment.calls) > 1:
+            return  # the same batch again
+        self.feedings += 1
+        for address in fed or self.kept:
+            first, count = self.fed.get(address, (self.feedings, 0))
+            self.fed[address] = first, count + 1
+        shares = {a: n / (self.feedings - first + 1) for a, (first, n) in self.fed.items()}
+        least = FED_SHARE * max(shares.values(), default=0.0)
+        for address, (first, count) in self.fed.items():
+            is_rare = count == 1 and self.feedings - first > FEW_FEEDINGS
+            if address in self.loaders:
+                self.loaders[address].is_training = shares[address] >= least and not is_rare
 
     def end_segment(self, who: int) -> None:
         """Close the running segment: an outermost optimizer step, or backward, has ended."""
@@ -332,7 +411,7 @@ class Session:
         self.sampler.reset()
         self.sampler.below_s = 0.0
         self.errors.clear()
-        self.trains_elsewhere = False
+        self.trains_elsewhere = self.draws_elsewhere = False
         if threading.current_thread() is not threading.main_thread():
             self.thread = NO_THREAD
 

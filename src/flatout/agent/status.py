@@ -121,7 +121,7 @@ class Publisher:
     def _add_up(self) -> None:
         rows, self.rows = self.rows, []
         for segment in rows:
-            self.samples += segment.samples
+            self.samples += segment.samples or (0 if self.session.loaders else segment.called)
             for phase, value in enumerate(segment.seconds if segment.is_sampled else ()):
                 self.totals[phase] += value
 

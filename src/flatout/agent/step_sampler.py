@@ -15,7 +15,8 @@ its code and data pushed out of the caches by the training, and takes five times
 import itertools
 import random
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from flatout.records.phase_clock import NAMES, OTHER
 from flatout.records.trial_result import LoaderSeen, Segment
@@ -44,6 +45,10 @@ EACH_STEP = ("batch", "forward", "before_step", "after_step", "backward_end")
 """Events whose listeners need every step, so that none is skipped."""
 
 
+def nothing() -> None:
+    """Lead to no iterator."""
+
+
 class StepSampler:
     """Decides which steps are sampled, and holds the notes of those that are skipped."""
 
@@ -66,10 +71,14 @@ class StepSampler:
         self.who = 0
         self.size = 0
         self.seen: LoaderSeen | None = None
+        self.source: Callable[[], Any] = nothing
+        """Leads to the iterator that gave the latest batch; `seen` is its loader, `size` what the
+        batch held. While steps are skipped, only batches of another one are looked into."""
 
     def reset(self) -> None:
         """Sample from now on, and drop what was noted of skipped steps."""
-        self.ends, self.drawn_at, self.drawn, self.seen = [], [], 0, None
+        self.ends, self.drawn_at, self.drawn = [], [], 0
+        self.source, self.seen = nothing, None
         if self.skips_left:
             self.skips_left = 0
             self.session.segment.is_sampled = True
@@ -88,7 +97,11 @@ class StepSampler:
             if self.skips_left:
                 self.session.fire("skipping")
         if self.skips_left:
-            self._start_noting()
+            self._start_noting(segment.who)
+
+    def end_skipping(self) -> None:
+        """Sample from the next step on: the one that ends is another training's first."""
+        self.skips_left = min(self.skips_left, 1)
 
     def note_end(self) -> bool:
         """Note the end of a skipped step; return False where it has to be recorded in full.
@@ -136,11 +149,14 @@ class StepSampler:
         self.ends, self.drawn_at, self.began = [], [], since
         return found
 
-    def change_loader(self, seen: LoaderSeen | None, size: int) -> None:
-        """Count the batches so far; later ones come from another loader, or in a new epoch."""
-        self.session.record_noted()
-        self._count_drawn(self.session.segment)
-        self.seen, self.size = seen, size
+    def change_source(
+        self, source: Callable[[], Any], seen: LoaderSeen | None = None, size: int = 0
+    ) -> None:
+        """Count the batches so far; later ones come from another iterator, or in a new epoch."""
+        if self.drawn:
+            self.session.record_noted()
+            self._count_drawn(self.session.segment)
+        self.source, self.seen, self.size = source, seen, size
 
     def _count_drawn(self, segment: Segment) -> None:
         drawn, self.drawn = self.drawn, 0
@@ -149,16 +165,12 @@ class StepSampler:
         if self.seen is not None:
             self.seen.batches += drawn
 
-    def _start_noting(self) -> None:
+    def _start_noting(self, who: int) -> None:
         session = self.session
         clock = session.clock
         # A device's clock waits for every step's end.
         self.may_note = len(clock.stack) == 1 and not session.listeners["lap"]
-        self.began, self.changes = clock.since, clock.changes
-        self.who = next(iter(session.counts))
-        seen = session.loaders.get(session.last_loader)
-        if self.seen is None or (seen is not None and seen.is_training):
-            self.seen, self.size = seen, session.last_size  # not those of an evaluation just now
+        self.began, self.changes, self.who = clock.since, clock.changes, who
 
     def _gap(self) -> int:
         """Return the number of steps to skip from now on."""
@@ -171,8 +183,12 @@ class StepSampler:
             return 0
         self.sampled_in_a_row += 1
         # Workers deliver one batch each at about the same time: so many steps are one sample.
-        seen = self.session.loaders.get(self.session.last_loader)
-        burst = max(1, int(seen.asked.get("effective_workers") or 1)) if seen else 1
+        workers = (
+            int(seen.asked.get("effective_workers") or 1)
+            for seen in self.session.loaders.values()
+            if seen.is_training
+        )
+        burst = max([1, *workers])
         if self.sampled_in_a_row < burst:
             return 0
         self.sampled_in_a_row = 0
@@ -182,9 +198,12 @@ class StepSampler:
     def _may_skip(self) -> bool:
         """Return whether steps are alike and no listener needs each of them."""
         session = self.session
-        if session.is_marked or session.techniques or len(session.counts) != 1:
+        counts = session.counts
+        if session.is_marked or session.techniques:
             return False
-        if min(session.counts) < 0:
+        if len(counts) > 1 and sum(map(session.lives, counts)) != 1:
+            return False  # several take turns; those of a training before this one are gone
+        if min(counts) < 0:
             return False  # no optimizer: backward ends the steps
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():

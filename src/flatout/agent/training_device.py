@@ -39,7 +39,12 @@ def find_device(session: Session) -> "torch.device | None":
 
 
 def find_cuda_device(session: Session) -> "torch.device | None":
-    """Return the CUDA device of the training; None where it runs on the CPU.
+    """Return the CUDA device of the training, of several the first; None where it is on the CPU."""
+    return next(iter(find_cuda_devices(session)), None)
+
+
+def find_cuda_devices(session: Session) -> "list[torch.device]":
+    """Return the CUDA devices that hold parameters of the training; none where it is on the CPU.
 
     The process's current device is in while no parameter is known, and where all parameters lie
     on the CPU between the steps although something was allocated on the device.
@@ -48,15 +53,15 @@ def find_cuda_device(session: Session) -> "torch.device | None":
 
     # Not `is_available`: it wakes the driver, and processes forked later could not use the device.
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    found = list(_devices(session))
-    on_device = next((device for device in found if device.type == "cuda"), None)
-    if on_device is not None:
+        return []
+    found = list(dict.fromkeys(_devices(session)))
+    on_device = [device for device in found if device.type == "cuda"]
+    if on_device:
         return on_device
     current = torch.device("cuda", torch.cuda.current_device())
     if found and not torch.cuda.max_memory_allocated(current):
-        return None  # the script only asked the device something
-    return current
+        return []  # the script only asked the device something
+    return [current]
 
 
 def batch_device() -> "torch.device":

@@ -9,6 +9,7 @@ from dataclasses import replace
 from flatout.analysis.journey import journey_of
 from flatout.analysis.regime import held_to_phases, with_regime
 from flatout.analysis.steps import (
+    USUAL,
     Step,
     Window,
     block_means,
@@ -286,37 +287,44 @@ def _slower_start_s(window: Window) -> float:
 def _epoch_steps(result: TrialResult, window: Window) -> int | None:
     """Return the training steps of an epoch: a loader's length counts batches.
 
-    The median, because frameworks that fetch one batch ahead show one less at an epoch's end.
+    The median, because frameworks that fetch one batch ahead show one less at an epoch's end. Of a
+    script that leaves its epochs early, the batches that it draws in one.
     """
-    lengths = [seen.asked["steps_per_epoch"] for seen in result.loaders if seen.is_training]
+    loaders = [seen for seen in result.loaders if seen.is_training]
     batches = statistics.median([step.batches for step in window.sampled] or [1])
-    if len(lengths) != 1 or lengths[0] is None or batches < 1:
+    length = loaders[0].asked["steps_per_epoch"] if len(loaders) == 1 else None
+    if length is None or batches < 1:
         return None
-    return max(1, int(lengths[0] / batches))
+    drawn = [later - one for one, later in itertools.pairwise(loaders[0].begun_at)]
+    if len(drawn) > 1:  # one alone may be a look at the first batch
+        length = min(length, max(drawn))
+    return max(1, int(length / batches))
 
 
 def _notes(
     result: TrialResult, window: Window, busy: float | None, evaluated_s: tuple[float, float]
 ) -> list[str]:
-    notes: list[str] = []
-    if not window.is_warm:
-        notes.append(words("note.not_steady"))
-    if not window.are_clean:
-        notes.append(words("note.unclean"))
     left_s, run_s = evaluated_s
-    if left_s >= TELLING_SHARE * run_s > 0:
-        left, run = format_ms(1e3 * left_s), format_ms(1e3 * run_s)
-        notes.append(words("note.left_out", left=left, run=run))
-    if not any(seen.is_training for seen in result.loaders):
-        notes.append(words("note.foreign_loader" if _draws_batches(window) else "note.no_loader"))
-    if not result.models:
-        notes.append(words("note.no_root"))
-    if result.trains_unseen:
-        notes.append(words("note.later_model"))
-    if result.device.kind == "cuda" and busy is None:
-        notes.append(words("note.no_trace"))
-    notes += [words("note.probe_failed", error=text) for text in result.errors]
-    return notes
+    is_fed = any(seen.is_training for seen in result.loaders)
+    left, run = format_ms(1e3 * left_s), format_ms(1e3 * run_s)
+    devices = result.device.count
+    said = (
+        (not window.is_warm, words("note.not_steady")),
+        (not window.are_clean, words("note.unclean")),
+        (left_s >= TELLING_SHARE * run_s > 0, words("note.left_out", left=left, run=run)),
+        (not is_fed and _draws_batches(window), words("note.foreign_loader")),
+        (not is_fed and not _draws_batches(window), words(_unseen_loader(result))),
+        (not result.models, words("note.no_root")),
+        (result.trains_unseen, words("note.later_model")),
+        (devices > 1, words("note.several_devices", n=str(devices))),
+        (result.device.kind == "cuda" and busy is None, words("note.no_trace")),
+    )
+    notes = [text for holds, text in said if holds]
+    return [*notes, *(words("note.probe_failed", error=text) for text in result.errors)]
+
+
+def _unseen_loader(result: TrialResult) -> str:
+    return "note.thread_loader" if result.draws_elsewhere else "note.no_loader"
 
 
 def _draws_batches(window: Window) -> bool:
@@ -333,15 +341,28 @@ def _evaluated_s(window: Window, epoch_start_s: float) -> tuple[float, float]:
     """
     measured = {id(step) for step in window.measured}
     step_s = statistics.median([step.wall_s for step in window.measured] or [0.0])
+    usual_s = _usual_eval_s(window)
     left_s = run_s = 0.0
     for number, step in enumerate(window.steps):
-        calls_s = step.seconds[EVAL]
+        calls_s = _own_eval_s(step, usual_s)
         wall_s = step.wall_s if number else min(step.wall_s, step_s + calls_s)
         run_s += wall_s
-        # A teacher that is called in every step makes no step dirty.
-        if calls_s and step.is_dirty and id(step) not in measured:
+        if calls_s and id(step) not in measured:
             left_s += max(calls_s, wall_s - step.seconds[SAVE] - step_s - epoch_start_s)
     return left_s, run_s
+
+
+def _usual_eval_s(window: Window) -> float:
+    return statistics.median([step.seconds[EVAL] for step in window.sampled] or [0.0])
+
+
+def _own_eval_s(step: Step, usual_s: float) -> float:
+    """Return the seconds of a step's own evaluation; a teacher that most steps call is none.
+
+    Nor is one that is called in the first steps only, while every call is listened to.
+    """
+    calls_s = step.seconds[EVAL]
+    return calls_s if step.is_dirty and calls_s > USUAL * usual_s else 0.0
 
 
 def _rare_work(window: Window) -> RareWork | None:
@@ -356,12 +377,12 @@ def _rare_work(window: Window) -> RareWork | None:
         return None
     usual_s = statistics.median(step.wall_s for step in window.measured)
     usual_other_s = statistics.median(step.seconds[OTHER] for step in window.sampled)
+    usual_eval_s = _usual_eval_s(window)
     least_s = max(RARE_S, RARE_TIMES * usual_s)
-    # A teacher that is called in every step makes no step dirty.
     rare = [
         step
         for step in after
-        if step.wall_s - usual_s > least_s and not (step.seconds[EVAL] and step.is_dirty)
+        if step.wall_s - usual_s > least_s and not _own_eval_s(step, usual_eval_s)
     ]
     seen = [step for step in rare if step.is_sampled or step.seconds[SAVE]]
     own_s = sum(step.seconds[OTHER] + step.seconds[SAVE] - usual_other_s for step in seen)

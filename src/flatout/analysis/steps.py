@@ -4,7 +4,7 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from flatout.records.phase_clock import NAMES, SAVE
@@ -29,6 +29,8 @@ its critic's first steps is none."""
 ALIKE = 1.5
 """Trainings whose median steps are within this ratio are the same one again, as folds and restarts
 are; noise between them is far smaller, other models mostly far apart."""
+USUAL = 2
+"""Times what most steps hold: a step that holds more evaluations than that holds one of its own."""
 WHOLE_EPOCH = 0.9
 """Share of an epoch's steps that stands for all of them: the first holds the start."""
 MAX_EPOCH_S = 8.0
@@ -48,8 +50,11 @@ class Step:
     samples: int
     backwards: int
     is_dirty: bool
-    """Whether evaluation, saving or the start of a loader's iterator is in it."""
+    """Whether evaluation, saving or the start of a loader's iterator is in it; see `window_of`."""
     losses: tuple[float, ...]
+    evals: int = 0
+    starts: int = 0
+    """Of loaders' iterators."""
     communication: tuple[float, ...] = NOTHING
     """Seconds in collectives, by the phase they were called in."""
     calls: tuple[int, ...] = ()
@@ -76,7 +81,8 @@ class Window:
     is_warm: bool
     """False when half the steps were dropped and they were still not steady."""
     are_clean: bool
-    """False when too few clean steps were left and dirty ones had to count."""
+    """False when too few clean steps were left, or most hold an evaluation or the start of an
+    iterator: then these count."""
     period: int
     """Steps over which the time is averaged before the median is taken."""
 
@@ -115,16 +121,39 @@ def find_anchor(whos: Sequence[int]) -> int:
     """Return the optimizer whose step ends a training step: the least frequent, ties the last.
 
     A generator and a critic that alternate make one step of two; five critic steps and one
-    generator step make one too.
+    generator step make one too. Those that take each other's place count as one (`places_of`).
 
-    >>> find_anchor([0, 1, 0, 1]), find_anchor([0, 0, 0, 1])
-    (1, 1)
+    >>> find_anchor([0, 1, 0, 1]), find_anchor([0, 0, 0, 1]), find_anchor([1, 1, 0, 2, 2, 0])
+    (1, 1, 0)
     """
-    counts = Counter(whos)
+    places = places_of(whos)
+    counts = Counter(places[who] for who in whos)
     fewest = min(counts.values())
-    last_seen = {who: index for index, who in enumerate(whos)}
+    last_seen = {places[who]: (index, who) for index, who in enumerate(whos)}
     # An optimizer that is ahead by its running step ties with the others.
-    return max((w for w in counts if counts[w] <= fewest), key=lambda who: last_seen[who])
+    place = max((p for p in counts if counts[p] <= fewest), key=lambda place: last_seen[place])
+    return last_seen[place][1]
+
+
+def places_of(whos: Sequence[int]) -> dict[int, int]:
+    """Return of each optimizer of a training the first one in its place.
+
+    A loop within a loop makes its optimizer again for each task, and others step in between: one
+    whose steps begin after those of another have ended, and not at once, takes that one's place.
+
+    >>> places_of([1, 1, 0, 2, 2, 0]), places_of([0, 0, 0, 1])
+    ({1: 1, 0: 0, 2: 1}, {0: 0, 1: 1})
+    """
+    first: dict[int, int] = {}
+    for index, who in enumerate(whos):
+        first.setdefault(who, index)
+    last = {who: index for index, who in enumerate(whos)}
+    ends: dict[int, int] = {}
+    places: dict[int, int] = {}
+    for who, began in first.items():
+        place = next((place for place, end in ends.items() if end + 1 < began), who)
+        places[who], ends[place] = place, last[who]
+    return places
 
 
 def trainings_of(whos: Sequence[int]) -> list[slice]:
@@ -156,11 +185,12 @@ def groups_of(rows: Sequence[Row], whos: Sequence[int]) -> list[list[list[Row]]]
     """
     found = []
     for training in trainings_of(whos) if whos else ():
-        anchor = find_anchor(whos[training])
+        places = places_of(whos[training])
+        anchor = places[find_anchor(whos[training])]
         groups: list[list[Row]] = [[]]
         for row, who in zip(rows[training], whos[training], strict=True):
             groups[-1].append(row)
-            if who == anchor:
+            if places[who] == anchor:
                 groups.append([])
         found.append(groups[:-1])
     return found
@@ -187,7 +217,7 @@ def steps_of(segments: Sequence[Segment]) -> tuple[Step, ...]:
     Of trainings that follow each other, those count that are like the one with most steps.
     """
     whos = [segment.who for segment in segments]
-    trainings = [[_merge(group) for group in groups] for groups in groups_of(segments, whos)]
+    trainings = [[step_of(group) for group in groups] for groups in groups_of(segments, whos)]
     if len(trainings) < 2:
         return tuple(trainings[0]) if trainings else ()
     usual = [statistics.median(step.wall_s for step in steps) for steps in trainings]
@@ -200,7 +230,7 @@ def steps_of(segments: Sequence[Segment]) -> tuple[Step, ...]:
     return tuple(itertools.chain.from_iterable(alike))
 
 
-def _merge(group: Sequence[Segment]) -> Step:
+def step_of(group: Sequence[Segment]) -> Step:
     """Return the step of a group of segments, one in most scripts."""
     if len(group) == 1:
         part = group[0]
@@ -208,28 +238,48 @@ def _merge(group: Sequence[Segment]) -> Step:
             seconds=tuple(part.seconds),
             end=part.end,
             batches=part.batches,
-            samples=part.samples,
+            samples=part.samples or _called_with(part),
             backwards=part.backwards,
             is_dirty=part.evals + part.loader_starts > 0 or part.seconds[SAVE] > 0,
             losses=tuple(part.losses),
+            evals=part.evals,
+            starts=part.loader_starts,
             communication=tuple(part.communication or NOTHING),
             calls=tuple(part.calls),
             is_sampled=part.is_sampled,
         )
     seconds = [sum(phase) for phase in zip(*(part.seconds for part in group), strict=True)]
-    evaluated = sum(part.evals + part.loader_starts for part in group)
+    evals, starts = sum(part.evals for part in group), sum(part.loader_starts for part in group)
     return Step(
         seconds=tuple(seconds),
         end=group[-1].end,
         batches=sum(part.batches for part in group),
-        samples=sum(part.samples for part in group),
+        samples=_samples_of(group),
         backwards=sum(part.backwards for part in group),
-        is_dirty=evaluated > 0 or seconds[SAVE] > 0,
+        is_dirty=evals + starts > 0 or seconds[SAVE] > 0,
         losses=tuple(loss for part in group for loss in part.losses),
+        evals=evals,
+        starts=starts,
         communication=_communication(group),
         calls=tuple(map(sum, itertools.zip_longest(*(part.calls for part in group), fillvalue=0))),
         is_sampled=all(part.is_sampled for part in group),
     )
+
+
+def _samples_of(group: Sequence[Segment]) -> int:
+    """Return the samples of a step: those of its batches; without any, what its model was given."""
+    return sum(part.samples for part in group) or sum(map(_called_with, group))
+
+
+def _called_with(part: Segment) -> int:
+    """Return the samples that the first root was called with.
+
+    Of several calls and one backward, each has the same samples: two views of them, steps in time.
+    """
+    calls = part.calls[0] if part.calls else 0
+    if not 0 < part.backwards < calls:
+        return part.called
+    return round(part.called * part.backwards / calls)
 
 
 def _communication(group: Sequence[Segment]) -> tuple[float, ...]:
@@ -243,11 +293,16 @@ def window_of(steps: Sequence[Step], period: int = 1) -> Window:
     """Choose the steps that count: clean ones, after the point where times became steady.
 
     `period` is the number of loader workers: batches arrive in bursts of that many, so one step's
-    time says little and a block's mean is what is compared.
+    time says little and a block's mean is what is compared. What most steps hold makes none dirty:
+    a call of a teacher, a rollout before each update, a loader that is started for each batch.
     """
+    usual = usual_work(steps)
+    if any(usual):
+        steps = [replace(step, is_dirty=is_dirty(step, usual)) for step in steps]
     clean = [step for index, step in enumerate(steps) if index > 0 and not step.is_dirty]
-    are_clean = len(clean) >= MIN_STEPS or len(clean) * 2 >= len(steps)
-    usable = clean if are_clean else list(steps[1:])
+    is_enough = len(clean) >= MIN_STEPS or len(clean) * 2 >= len(steps)
+    are_clean = is_enough and not any(usual)
+    usable = clean if is_enough else list(steps[1:])
     walls = [step.wall_s for step in usable]
     start, is_warm = find_warm(rolling_means(walls, period))
     return Window(
@@ -258,6 +313,23 @@ def window_of(steps: Sequence[Step], period: int = 1) -> Window:
         are_clean=are_clean,
         period=period,
     )
+
+
+def usual_work(steps: Sequence[Step]) -> tuple[int, int]:
+    """Return how many evaluations and starts of an iterator most steps hold; mostly none."""
+    seen = [step for step in steps if step.is_sampled]
+    if not seen:
+        return 0, 0
+    return (
+        statistics.median_low(step.evals for step in seen),
+        statistics.median_low(step.starts for step in seen),
+    )
+
+
+def is_dirty(step: Step, usual: tuple[int, int] = (0, 0)) -> bool:
+    """Return whether a step saves, or holds more evaluations or starts than most steps do."""
+    evals, starts = usual
+    return step.seconds[SAVE] > 0 or step.evals > USUAL * evals or step.starts > USUAL * starts
 
 
 def whole_epochs(window: Window, epoch_steps: int) -> list[list[Step]]:

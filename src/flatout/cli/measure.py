@@ -27,7 +27,7 @@ from flatout.reporting.documents import ensure_file_writable, write_json, write_
 from flatout.reporting.profile.html import profile_html
 from flatout.reporting.profile.text import profile_markdown
 from flatout.reporting.tables import printable
-from flatout.reporting.terminal import render_failure, render_profile
+from flatout.reporting.terminal import MOST_LINES, render_failure, render_partial, render_profile
 
 Tell = Callable[[str], None]
 
@@ -68,23 +68,22 @@ def telling(language: str, *, is_quiet: bool = False) -> Iterator[Tell]:
 def report(trial: Trial, workload: Workload, reports: Reports) -> int:
     """Print what was measured, write the files; return the exit code."""
     words, width, language = workload.command_line, terminal_width(), reports.language
-
-    def shown(profile: Profile, *, details: bool) -> str:
-        return render_profile(
-            profile, workload=words, width=width, language=language, details=details
-        )
-
-    if trial.profile is None:
+    profile = trial.profile
+    if profile is None:
         text = render_failure(trial, workload=words, width=width, language=language)
         show(text, is_error=True)
         if trial.partial is not None:
-            # What a failed script leaves is worth little without its notes.
-            show("\n" + shown(trial.partial, details=True))
+            room = None if reports.details else MOST_LINES - text.count("\n") - 1
+            text = render_partial(
+                trial.partial, workload=words, width=width, language=language, room=room
+            )
+            show("\n" + text)
             _write(trial.partial, words, reports)
         return 2
     # The terminal first: should the disk be full, nothing is lost.
-    show(shown(trial.profile, details=reports.details))
-    _write(trial.profile, words, reports)
+    details = reports.details
+    show(render_profile(profile, workload=words, width=width, language=language, details=details))
+    _write(profile, words, reports)
     return 0
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from flatout.hardware.limits import usable_cores
 from flatout.launch.overlay import can_overlay, enter_overlay
+from flatout.launch.trial_folders import announce
 from flatout.launch.trial_process import scratch_root
 
 START = "start"
@@ -42,6 +43,7 @@ def launch(ranks: int, restarts: int, apart: str, command: Sequence[str]) -> int
         command: what each of them runs.
     """
     folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=scratch_root()))
+    announce(folder, "ranks", "")  # should this be killed, the next command removes it
     # torchrun would give each rank one thread, and its reports repeat what is said below.
     hosts = int(os.environ.get(RENDEZVOUS, "1").partition(" ")[0])
     os.environ.setdefault(THREADS, str(max(1, usable_cores() * hosts // ranks)))

@@ -131,8 +131,8 @@ def started_ticks(pid: int) -> int | None:
 
 
 def forget_ended(root: Path) -> None:
-    """Remove the folders of runs whose flatout was killed before it could."""
-    for folder in root.glob("run-*"):
+    """Remove the folders of runs, and of their ranks, whose flatout was killed before it could."""
+    for folder in (*root.glob("run-*"), *root.glob("ranks-*")):
         facts = find_job(folder)
         if facts is not None and has_ended(facts):
             shutil.rmtree(folder, ignore_errors=True)

@@ -225,6 +225,7 @@ def largest_batch(
     settings: AllocatorSettings,
     *,
     most: int = MAX_BATCH,
+    own: int = 0,
 ) -> LargestBatch:
     """Return the largest batches that fit, without and with the allocator's retries.
 
@@ -233,11 +234,18 @@ def largest_batch(
         capacity: bytes that the allocator may take of the device.
         settings: the allocator's.
         most: no larger batch is tried.
+        own: the script's batch, which is tried as well.
     """
     played = _remembered(at, capacity, settings)
-    with_retries = _search(lambda batch: played(batch).fits, guessed_batch(at, capacity), most)
-    without = _search(lambda batch: _is_steady(played(batch)), with_retries, with_retries)
-    return LargestBatch(without_retries=without or None, with_retries=with_retries or None)
+
+    def largest(works: Callable[[int], bool], guess: int, most: int) -> int | None:
+        found = _search(works, guess, most)
+        return own if found < own <= most and works(own) else found or None
+
+    with_retries = largest(lambda size: played(size).fits, guessed_batch(at, capacity), most)
+    highest = with_retries or 0
+    without = largest(lambda size: _is_steady(played(size)), highest, highest)
+    return LargestBatch(without_retries=without, with_retries=with_retries)
 
 
 def largest_steady_batch(
@@ -258,16 +266,25 @@ def guessed_batch(at: Callable[[int], MemoryStream], capacity: int) -> int:
     return max(1, min(MAX_BATCH, int(8 + (capacity - few) / slope)))
 
 
-def accumulation(global_batch: int, largest: int) -> Accumulating | None:
+def fits_steadily(stream: MemoryStream, capacity: int, settings: AllocatorSettings) -> bool:
+    """Return whether a stream fits without the allocator's retries."""
+    return _is_steady(steady_replay(stream, settings, capacity))
+
+
+def accumulation(
+    global_batch: int, largest: int, fits: Callable[[int], bool] = lambda _: True
+) -> Accumulating | None:
     """Return the fewest equal micro-batches of at most `largest` samples; None if one is too many.
+
+    Each is asked about: a smaller batch may take more, where kernels choose a larger workspace.
 
     >>> accumulation(64, 24)
     Accumulating(micro_batch=16, steps=4)
-    >>> accumulation(64, 100)
-    Accumulating(micro_batch=64, steps=1)
+    >>> accumulation(64, 24, lambda batch: batch != 16)
+    Accumulating(micro_batch=8, steps=8)
     """
     for micro_batch in range(min(global_batch, largest), 0, -1):
-        if global_batch % micro_batch == 0:
+        if global_batch % micro_batch == 0 and fits(micro_batch):
             return Accumulating(micro_batch=micro_batch, steps=global_batch // micro_batch)
     return None
 
@@ -293,9 +310,10 @@ def _remembered(
 
 
 def _search(works: Callable[[int], bool], guess: int, most: int) -> int:
-    """Return the largest number that works; 0 if not even 1 does. What works below is assumed.
+    """Return a number that works and is the largest where all below work; 0 if none was found.
 
-    The search widens from the guess, so that a good one costs a few tries only.
+    Memory does not grow with each sample: what is returned was tried itself, others were not. The
+    search widens from the guess, so that a good one costs a few tries only.
     """
     if most < 1:
         return 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from flatout.planner.device_model import DeviceModel
-from flatout.planner.largest_batch import accumulation, largest_batch
+from flatout.planner.largest_batch import accumulation, fits_steadily, largest_batch
 from flatout.planner.memory_options import Setup, ladder
 from flatout.planner.replay import AllocatorReplay, alive_at, components_at, replay
 from flatout.planner.workspaces import (
@@ -79,6 +79,7 @@ def plan_of(target: str, setup: Setup, *, fit: bool = False) -> Plan:
     at_peak = components_at(stream, whole.peak_at)
     classic = formula(at_peak, largest_by_component(stream))
     batches = _batches(setup, limit) if fit else None
+    most = batches.without_retries if batches else None
     phase, step = _moment(stream, whole.peak_at)
     positions = thinned(stream, whole.peak_at)
     course = stream.alive()
@@ -98,11 +99,11 @@ def plan_of(target: str, setup: Setup, *, fit: bool = False) -> Plan:
         parts=parts_at(stream, positions),
         phases=tuple((mark.at, mark.phase.value, mark.step) for mark in stream.marks),
         largest_batch=batches,
-        ladder=ladder(replace(setup, largest=batches.without_retries if batches else None)),
+        ladder=ladder(replace(setup, largest=most)),
         formula_bytes=classic.bytes,
         formula_missed=classic.missed,
         retries=played.steady_retries,
-        accumulating=_accumulating(setup, batches, fits=played.fits),
+        accumulating=None if played.fits else accumulating(setup, most),
         notes=stream.notes,
         environment={"gpu": ground.gpu.name, "gpus": ground.gpus, "method": stream.method},
     )
@@ -261,12 +262,13 @@ def _batches(setup: Setup, limit: int) -> LargestBatch | None:
     at = setup.at
     if at is None:
         return None
-    return largest_batch(at, limit, setup.ground.settings)
+    return largest_batch(at, limit, setup.ground.settings, own=setup.stream.batch or 0)
 
 
-def _accumulating(setup: Setup, batches: LargestBatch | None, *, fits: bool) -> Accumulating | None:
-    """Return how to keep the batch that does not fit as a whole."""
-    batch = setup.stream.batch
-    if fits or batch is None or batches is None or not batches.without_retries:
+def accumulating(setup: Setup, largest: int | None) -> Accumulating | None:
+    """Return how to keep a batch that does not fit as a whole."""
+    batch, at = setup.stream.batch, setup.at
+    if batch is None or at is None or not largest:
         return None
-    return accumulation(batch, batches.without_retries)
+    limit, settings = setup.ground.limit(setup.stream), setup.ground.settings
+    return accumulation(batch, largest, lambda size: fits_steadily(at(size), limit, settings))

@@ -281,8 +281,8 @@ class Profile:
     backwards_per_step: float = 1.0
     samples_per_step: float = 0.0
     eval_ms: float = 0.0
-    """Part of `other` in which the trained model was called without training: evaluation. Models
-    that are never trained, such as a teacher, are not told apart."""
+    """Part of `other` in which the trained model, a copy or a large part of it was called without
+    training: evaluation, or a teacher. Models of other classes are not told apart."""
     eval_share: float = 0.0
     """Share of the run seen that evaluations took in steps which are left out for that."""
     rare: RareWork | None = None

@@ -18,7 +18,8 @@ class Segment:
     """Everything between two outermost optimizer steps (of whichever optimizer)."""
 
     who: int = -1
-    """Which optimizer ended it, by order of construction; -1 where backward did (none exists)."""
+    """Which optimizer ended it, by order of construction; -1 where backward did: none exists, or
+    they step inside it."""
     seconds: list[float] = field(default_factory=list)
     """By phase, as `flatout.records.phase_clock.NAMES`."""
     end: float = 0.0
@@ -26,6 +27,8 @@ class Segment:
     """False for a skipped step: its length and batches are known, its phases are not."""
     batches: int = 0
     samples: int = 0
+    called: int = 0
+    """Samples that the first root was called with before any batch was drawn."""
     calls: list[int] = field(default_factory=list)
     """Forwards of each root, by order of discovery; shorter where later roots were not called."""
     backwards: int = 0
@@ -33,6 +36,7 @@ class Segment:
     """How often the optimizer called its closure: each time but the first the samples are the
     same, at other parameters."""
     evals: int = 0
+    """Calls of the roots, their parts and their copies that train nothing."""
     loader_starts: int = 0
     communication: list[float] = field(default_factory=list)
     """Seconds in collectives by the phase they were called in; empty where there were none."""
@@ -51,6 +55,8 @@ class LoaderSeen:
     builds: int = 1
     batches: int = 0
     epochs: int = 0
+    begun_at: list[int] = field(default_factory=list)
+    """Batches that it had given when each epoch began."""
     batch_bytes: list[int] = field(default_factory=list)
     starts_s: list[float] = field(default_factory=list)
     """Of each epoch: the time to make the iterator and to draw the first batch."""
@@ -74,7 +80,10 @@ class DeviceSeen:
     """The training's device, and what a trace of its kernels showed."""
 
     kind: str
+    count: int = 1
+    """Devices that hold its parameters; name and number are those of the first."""
     peak: PeakBytes = PeakBytes()
+    """Of the one that reserved most."""
     name: str | None = None
     uuid: str = ""
     busy_share: float | None = None
@@ -104,6 +113,7 @@ class TrialResult:
     """Of each technique what became of it, and why."""
     errors: tuple[str, ...] = ()
     trains_elsewhere: bool = False
+    draws_elsewhere: bool = False
     trains_unseen: bool = False
     collection_s: float = 0.0
     """Seconds in Python's garbage collection."""

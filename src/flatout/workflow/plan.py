@@ -37,7 +37,7 @@ from flatout.records.input_files import read_json
 from flatout.records.machine import Device
 from flatout.records.memory_stream import MemoryStream, Phase
 from flatout.records.messages import Sentence, recognised, words
-from flatout.records.plan import MAX_BATCH, Plan
+from flatout.records.plan import MAX_BATCH, LargestBatch, Plan
 from flatout.records.profile import Profile, profile_from_json
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import hook_points_of
@@ -142,7 +142,7 @@ def plan(
         tell("replaying")
         found = planner.plan_of(" ".join([target, *arguments]), setup, fit=options.fit)
         if model is not None and options.fit:
-            found = tracer.checked(found, model)
+            found = tracer.checked(found, model, setup)
         if ground.ranks > 1:
             found = _with_ways(found, setup, options, splits_layers=is_step)
     largest = tuple(replace(t, line=_relative(t.line)) for t in found.largest)
@@ -380,7 +380,7 @@ class _Tracer:
                     found[label] = choice
         return found
 
-    def checked(self, found: Plan, model: Affine) -> Plan:
+    def checked(self, found: Plan, model: Affine, setup: Setup) -> Plan:
         """Trace at the largest batch; where it shows more than was said, take the batch back."""
         batches = found.largest_batch
         for _ in range(MOST_SHRINKS):
@@ -397,10 +397,25 @@ class _Tracer:
             played = steady_replay(self.whole(traced), self.ground.settings, limit)
             if played.fits and not played.steady_retries:
                 about = {"batch": str(batch), "n": str(off.count), "of": str(off.total)}
-                said = words("plan.checked", **about)
-                return replace(found, checked=said, largest_batch=batches)
+                return replace(found, checked=words("plan.checked", **about))
             batches = replace(batches, without_retries=batch * 99 // 100 or None)
-        return replace(found, checked=words("plan.does_not_hold"), largest_batch=batches)
+            found = _with_batches(found, batches, setup)
+        return replace(found, checked=words("plan.does_not_hold"))
+
+
+def _with_batches(found: Plan, batches: LargestBatch, setup: Setup) -> Plan:
+    """Return the plan with other largest batches, and with what follows from them."""
+    most = batches.without_retries
+    ways = (
+        way if way.choices or not way.largest_batch else replace(way, largest_batch=most)
+        for way in found.ladder
+    )
+    return replace(
+        found,
+        largest_batch=batches,
+        ladder=tuple(ways),
+        accumulating=found.accumulating and planner.accumulating(setup, most),
+    )
 
 
 REFUSED = "traced.does_not_apply"

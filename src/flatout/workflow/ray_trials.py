@@ -24,7 +24,7 @@ from flatout.tuning.pair_hosts import HostTask, PairHosts, Played, play_task
 from flatout.workflow.ray_hosts import last_line, ray_cluster
 from flatout.workflow.tune import header_of
 
-ANSWER_S = 60.0
+ANSWER_S = 120.0
 """What a host has to say what it is: Ray starts a process there first."""
 FREE_S = 15.0
 """What a host has to be kept free: one that other work of the cluster holds is not waited for."""

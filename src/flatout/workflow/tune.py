@@ -385,8 +385,8 @@ def _ablation(tuned: Tuned, runner: TrialRunner) -> Ablation:
     if runner.was_compiled and any(row.startup_s for row in state.rows):
         state.notes.append(words("tune_note.warm"))
     if history.hosts > 1:
-        number, pairs = str(1 + len(history.elsewhere)), str(sum(history.elsewhere.values()))
-        state.notes.append(words("hosts.measured", n=number, pairs=pairs))
+        n, played = str(1 + len(history.elsewhere)), str(sum(history.elsewhere.values()))
+        state.notes.append(words("hosts.measured", n=n, pairs=played))
     if history.disturbed:
         state.notes.append(
             words(

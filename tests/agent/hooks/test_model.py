@@ -1,5 +1,6 @@
-"""The facts of a model are those of the training that ran, techniques included."""
+"""Which models are roots, what evaluates in their place, and that their facts are what ran."""
 
+import copy
 import gc
 import shutil
 import sys
@@ -11,11 +12,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm
+from torch.optim.swa_utils import AveragedModel
 
-from flatout.agent.hooks.model import _Roots
+from flatout.agent import patching
+from flatout.agent.hooks.model import _Roots, kin_of
 from flatout.agent.hooks.optimizer import _Steps
 from flatout.agent.samples import is_rehearsed, leading_size
 from flatout.agent.session import Session
+from flatout.records.phase_clock import EVAL, FORWARD
 from flatout.records.profile import ModelFacts
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Workload
@@ -226,3 +230,199 @@ def test_a_real_run_over_folds_holds_no_model_at_its_end(tmp_path):
     code = run(workload, Recipe(choices=tuple(Choice(technique=name) for name in techniques)))
 
     assert code == 0
+
+
+class Net(nn.Module):
+    """A model of two parts, of which one is large."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.encoder(x))
+
+
+class Wrapper(nn.Module):
+    """What DDP is to a model."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = Net()
+
+    def forward(self, x):
+        return self.module(x)
+
+
+@pytest.fixture
+def session():
+    """A session that looks for roots, whose patches are gone afterwards."""
+    before = set(patching.patches())
+    session = Session(TrialSpec(mode="measure"))
+    _Roots(session).install()
+    yield session
+    for patch in set(patching.patches()) - before:
+        patch.undo()
+
+
+def trained_until_known(session):
+    """Return a model whose roots are known: only their classes and their kin are listened to."""
+    net = Wrapper()
+    for _ in range(4):
+        step(session, net)
+    assert session.knows_roots
+    return net
+
+
+def step(session, net):
+    """Make a training step and return its segment."""
+    segment = session.segment
+    net(torch.ones(2, 8)).sum().backward()
+    session.end_segment(0)
+    return segment
+
+
+IN_ITS_PLACE = {
+    "the model inside a wrapper": lambda net: net.module,
+    "a copy": copy.deepcopy,
+    "averaged weights": AveragedModel,
+    "averaged weights of the model inside": lambda net: AveragedModel(net.module),
+    "a large part": lambda net: net.module.encoder,
+    "a large part of a copy": lambda net: copy.deepcopy(net).module.encoder,
+}
+
+
+@pytest.mark.parametrize("skips", [0, 5])
+@pytest.mark.parametrize("name", IN_ITS_PLACE)
+def test_an_evaluation_with_what_is_no_root_itself_is_one(session, name, skips):
+    evaluated = IN_ITS_PLACE[name](trained_until_known(session)).eval()
+    session.sampler.skips_left = skips
+    segment = session.segment
+
+    with torch.inference_mode():
+        evaluated(torch.ones(2, 8))
+    session.end_segment(0)
+
+    assert segment.evals == 1
+    assert segment.seconds[EVAL] > 0
+
+
+def test_training_calls_and_frozen_parts_are_no_evaluation_in_skipped_steps_either(session):
+    net = trained_until_known(session)
+    net.module.encoder.eval()
+    session.sampler.skips_left = 5
+
+    segment = step(session, net)
+
+    assert segment.evals == 0
+    assert segment.seconds[EVAL] == segment.seconds[FORWARD] == 0.0  # nothing was listened to
+
+
+def test_an_evaluation_before_the_roots_are_known_is_one_as_well(session):
+    net = Wrapper()
+    step(session, net)
+    averaged = AveragedModel(net).eval()
+
+    with torch.no_grad():
+        averaged(torch.ones(2, 8))
+
+    assert session.segment.evals == 1
+
+
+def test_a_frozen_model_of_another_kind_is_no_evaluation(session):
+    net, features = Wrapper(), nn.GRU(8, 8)
+    step(session, net)
+
+    with torch.no_grad():
+        features(torch.ones(2, 8))
+
+    assert session.segment.evals == 0
+    assert session.clock.totals[EVAL] > 0
+
+
+class Compiled(nn.Module):
+    """What the class that `torch.compile` returns is to a model."""
+
+    def __init__(self, model):
+        super().__init__()
+        self._orig_mod = model
+
+
+def test_what_a_compiled_model_calls_inside_is_left_as_it_is():
+    assert {*kin_of(Compiled(Wrapper()))} == {Compiled, Wrapper}
+    assert {*kin_of(Wrapper())} == {Wrapper, Net, nn.Sequential}
+
+
+def test_a_model_made_again_takes_the_place_of_the_one_before_and_may_go(session):
+    trained_until_known(session)
+    second = Wrapper()
+    gone = weakref.ref(second)
+
+    first_step, later_step = step(session, second), step(session, second)
+    del second
+    gc.collect()
+
+    assert first_step.calls == later_step.calls == [1]
+    assert first_step.seconds[FORWARD] > 0
+    assert len(session.model_facts) == 1
+    assert gone() is None
+
+
+def test_a_second_copy_that_trains_in_the_same_step_has_a_number_of_its_own(session):
+    net, other = trained_until_known(session), Wrapper()
+
+    (net(torch.ones(2, 8)) + other(torch.ones(2, 8))).sum().backward()
+
+    assert session.segment.calls == [1, 1]
+    assert [facts["name"] for facts in session.model_facts] == ["Wrapper", "Wrapper"]
+
+
+def test_a_model_that_trains_in_evaluation_mode_is_a_root_from_the_second_step_on(session):
+    net = Wrapper().eval()
+    for _ in range(2):
+        loss = net(torch.ones(2, 8)).sum()
+        session.fire("backward", loss)
+        loss.backward()
+
+    assert session.roots == [net]
+    with torch.no_grad():
+        net(torch.ones(2, 8))
+    assert session.segment.calls == [1]
+    assert session.segment.evals == 1
+
+
+def test_an_evaluation_with_gradients_between_steps_makes_nothing_a_training_call(session):
+    net = Wrapper()
+    step(session, net)
+    net.eval()
+    net(torch.ones(2, 8))
+    net.train()
+
+    loss = net(torch.ones(2, 8)).sum()
+    session.fire("backward", loss)
+    net.eval()
+    net(torch.ones(2, 8))
+
+    assert session.segment.calls == [1]
+    assert session.segment.evals == 2
+
+
+def test_a_copy_that_each_task_trains_takes_the_place_of_the_one_before(session):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.add_optimizer(weakref.ref(optimizer))
+    learners = []
+    for _ in range(3):
+        learner = copy.deepcopy(model)
+        learners.append(weakref.ref(learner))
+        inner = torch.optim.SGD(learner.parameters(), lr=0.1)
+        session.add_optimizer(weakref.ref(inner))
+        step(session, learner)
+        step(session, model)
+    gc.collect()
+
+    assert [segment.calls for segment in session.segments] == [[1], [0, 1]] * 3
+    assert len(session.model_facts) == 2
+    assert session.roots == [learner, model]
+    assert [each() is None for each in learners] == [True, True, False]

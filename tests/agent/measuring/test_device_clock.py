@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from flatout.agent.measuring import device_clock
-from flatout.agent.measuring.device_clock import DeviceClock, phase_seconds
+from flatout.agent.measuring.device_clock import DeviceClock, reached_at
 from flatout.agent.session import Session
-from flatout.records.phase_clock import BACKWARD, FORWARD, NAMES, OTHER
+from flatout.records.phase_clock import BACKWARD, FORWARD, NAMES
 from flatout.records.trial_spec import TrialSpec
 
 
@@ -18,14 +18,15 @@ class Event:
 
     def __init__(self, *, enable_timing):
         self.is_timed = enable_timing
-        self.at_ms = None
+        self.at_ms = self.stream = None
 
     def record(self, stream):
         assert self.is_timed
-        self.at_ms = stream.now_ms
+        self.at_ms, self.stream = stream.now_ms, stream
         stream.recorded += 1
 
     def elapsed_time(self, later):
+        assert later.stream is self.stream  # CUDA compares no events of two devices
         return later.at_ms - self.at_ms
 
 
@@ -47,15 +48,15 @@ def device(monkeypatch):
     return seen
 
 
-def root_on(name):
-    parameter = SimpleNamespace(device=torch.device(name))
-    return SimpleNamespace(parameters=lambda: iter([parameter]))
+def root_on(*names):
+    parameters = [SimpleNamespace(device=torch.device(name)) for name in names]
+    return SimpleNamespace(parameters=lambda: iter(parameters))
 
 
-def begin(name="cuda:1"):
+def begin(*names):
     session = Session(TrialSpec(mode="measure"))
     clock = DeviceClock(session)
-    session.fire("root", root_on(name))
+    session.fire("root", root_on(*names or ("cuda:1",)))
     return session, clock
 
 
@@ -147,15 +148,43 @@ def test_a_mark_on_a_stream_that_is_ahead_makes_no_phase_negative():
     def at(milliseconds):
         event = Event(enable_timing=True)
         event.at_ms = milliseconds
-        return event
+        return [event]
 
-    marks = [(FORWARD, at(0.0)), (BACKWARD, at(9.0)), (OTHER, at(4.0)), (OTHER, at(10.0))]
+    marks = [at(0.0), at(9.0), at(4.0), at(10.0)]
 
-    seconds = phase_seconds(marks)
+    assert list(reached_at(marks)) == pytest.approx([0.0, 9e-3, 9e-3, 10e-3])
 
-    assert seconds[FORWARD] == pytest.approx(9e-3)
-    assert seconds[BACKWARD] == 0.0
-    assert sum(seconds) == pytest.approx(10e-3)
+
+@pytest.mark.parametrize("roots", [[("cuda:0", "cuda:1")], [("cuda:0",), ("cuda:1",)]])
+def test_a_phase_is_over_when_every_device_of_the_models_has_reached_its_end(device, roots):
+    session = Session(TrialSpec(mode="measure"))
+    clock = DeviceClock(session)
+    first, second = device.streams.values()
+    second.now_ms = 500.0  # each device has a time of its own
+    for names in roots:
+        session.fire("root", root_on(*names))
+    for _ in range(3):
+        session.clock.push(FORWARD)
+        first.now_ms += 1.0
+        second.now_ms += 4.0  # waits for the other device, then computes
+        session.clock.pop()
+        session.clock.push(BACKWARD)
+        second.now_ms += 2.0
+        first.now_ms += 7.0
+        session.clock.pop()
+        first.now_ms = max(first.now_ms, second.now_ms - 500.0)
+        second.now_ms = first.now_ms + 500.0
+        session.end_segment(0)
+
+    clock.resolve()
+
+    assert clock.device == torch.device("cuda:0")
+    for segment in session.segments[1:]:
+        by_name = dict(zip(NAMES, segment.seconds, strict=True))
+        assert by_name["forward"] == pytest.approx(4e-3)
+        assert by_name["backward"] == pytest.approx(4e-3)
+        assert sum(segment.seconds) == pytest.approx(8e-3)
+    assert session.errors == []
 
 
 def test_the_time_that_the_marks_take_of_the_host_is_counted(device, monkeypatch):

@@ -51,3 +51,14 @@ def test_components_are_those_of_the_models_device(device, monkeypatch):
     monkeypatch.setattr("flatout.agent.measuring.memory_watch._known", lambda _: iter(()))
 
     assert components_of(session) == {"activations and temporaries": 4 * MIB}
+
+
+def test_of_a_model_on_two_devices_what_both_hold_is_told_apart(device, monkeypatch):
+    other = torch.device("cuda:0")
+    held = {PLACE: 4 * MIB, other: 6 * MIB}
+    monkeypatch.setattr(torch.cuda, "memory_allocated", held.__getitem__)
+    monkeypatch.setattr("flatout.agent.measuring.memory_watch._known", lambda _: iter(()))
+    session = session_on_device()
+    session.add_root(SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=other)])))
+
+    assert components_of(session) == {"activations and temporaries": 10 * MIB}

@@ -23,10 +23,14 @@ if kind == "lazy":
 if kind == "sparse":
     model = nn.Sequential(nn.EmbeddingBag(100, 16, sparse=True), nn.Linear(16, 4))
     data = TensorDataset(torch.randint(0, 100, (512, 8)), data.tensors[1])
+if kind == "evaluation mode":
+    model.eval()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(20):
-    if kind == "folds" and epoch == 10:
+    if kind in ("folds", "another class") and epoch == 10:
         model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+        if kind == "another class":
+            model = nn.Linear(16, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if kind == "rebuilt":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1 / (epoch + 1))

@@ -25,6 +25,7 @@ from flatout.agent.samples import (
     tensor_bytes,
 )
 from flatout.agent.session import Session
+from flatout.agent.step_sampler import nothing
 from flatout.agent.untouched import streams_kept
 from flatout.agent.worker_start import note_start
 from flatout.records import phase_clock as phases
@@ -400,8 +401,9 @@ class _Iteration:
         @functools.wraps(draw)
         def draw_next(iterator: Any) -> Any:
             if get_ident() != session.thread:
+                session.draws_elsewhere = True
                 return draw(iterator)
-            if sampler.skips_left and STARTED not in iterator.__dict__:
+            if sampler.skips_left and sampler.source() is iterator:
                 began = session.clock.now()
                 signs[1] = 1
                 try:
@@ -436,7 +438,7 @@ class _Iteration:
     def saw_end(self, iterator: Any, took_s: float) -> None:
         """Note what the end of an epoch took."""
         address = iterator.__dict__.get(ADDRESS, "")
-        self.session.drawn.pop(address, None)
+        self.session.note_drained(address)
         seen = self.session.loaders.get(address)
         if seen is None:
             return
@@ -470,9 +472,12 @@ class _Iteration:
         finally:
             session.clock.pop()
         session.segment.loader_starts += 1
+        session.sampler.change_source(nothing)
         seen = session.loaders.get(address)
         if seen is not None:
             seen.epochs += 1
+            if len(seen.begun_at) < MAX_EPOCHS:
+                seen.begun_at.append(seen.batches)
         session.fire("epoch", address)
         return iterator
 
@@ -486,12 +491,10 @@ class _Iteration:
         seen = session.loaders.get(address)
         size = samples_of(iterator, batch, seen.asked["effective_batch_size"] if seen else None)
         segment.samples += size
-        if session.sampler.skips_left:
-            session.sampler.change_loader(seen, size)
-        else:
-            session.drawn[address] = session.drawn.get(address, 0) + 1
+        session.sampler.change_source(weakref.ref(iterator), seen, size)
+        if not session.sampler.skips_left:
+            session.note_drawn(address)
         session.last_size = size
-        session.last_loader = address
         if seen is not None:
             seen.batches += 1
             if started_s is not None:

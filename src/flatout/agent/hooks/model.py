@@ -3,7 +3,7 @@
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any
 
@@ -45,6 +45,35 @@ def _call_found(original: Callable[..., Any], root: Any, *args: Any, **kwargs: A
     return original(root(), *args, **kwargs)
 
 
+def wrapped(module: Any) -> Iterator[Any]:
+    """Yield a module and what it wraps: the model inside of DDP, or of averaged weights."""
+    while module is not None:
+        yield module
+        children = list(module._modules.values())
+        module = children[0] if len(children) == 1 else None
+
+
+def kin_of(root: Any) -> Iterator[type]:
+    """Yield the classes of a root and of what evaluations call in its place.
+
+    Those are copies (averaged weights), the model inside a wrapper (of DDP, the uncompiled one),
+    and large parts (an encoder). What is called inside a compiled part is left out: another
+    `__call__` of its class would have it compiled again.
+    """
+    compiled = [m for m in root.modules() if _is_compiled(m)]
+    bodies = [m._modules.get("_orig_mod", m) for m in compiled]
+    barred = {type(part) for body in bodies for part in body.modules() if part is not body}
+    found = list(wrapped(root))
+    parts = [part for part in found[-1]._modules.values() if part is not None and part._modules]
+    yield type(root)
+    yield from (type(module) for module in (*found, *parts) if type(module) not in barred)
+
+
+def _is_compiled(module: Any) -> bool:
+    is_wrapped = "_orig_mod" in module._modules
+    return is_wrapped or getattr(module, "_compiled_call_impl", None) is not None
+
+
 class _Roots:
     """The set of root modules, in order of their first training call."""
 
@@ -56,8 +85,19 @@ class _Roots:
         self.session = session
         self.calls = session.training_calls
         self.numbers: dict[int, int] = {}
+        self.known: list[tuple[tuple[type, int], Callable[[], Any]]] = []
+        """Of each number class and count of parameters, and what leads to the module."""
         self.inner: Counter[int] = Counter()
         """By its identity how many live roots a part belongs to."""
+        self.kin: dict[type, None] = {}
+        """Classes that evaluations call, in the order in which they were found."""
+        self.refused: dict[int, int] = {}
+        """By its identity: how many optimizers there were when a module was no root."""
+        self.trains_in_eval: set[int] = set()
+        self.asked = 0
+        """Identity of the module that was called last in evaluation mode with gradients on."""
+        self.is_inside = False
+        """Whether a root's training call runs in a skipped step, which the clock does not show."""
         self.shapes: dict[int, set[Any]] = {}
         self.weight_class = parametrize.ParametrizationList
         self.is_compiling = torch.compiler.is_compiling
@@ -65,6 +105,7 @@ class _Roots:
     def install(self) -> None:
         self.discovery = patching.wrap(self.torch.nn.Module, "__call__", self._discovering)
         self.session.on("segment", self.narrow)
+        self.session.on("backward", self.saw_backward)
 
     def _discovering(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return the call of a module, in which roots are found."""
@@ -86,30 +127,57 @@ class _Roots:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run a call that no other module's call encloses."""
-        session = self.session
         has_graph = self.torch.is_grad_enabled() and not self.torch.is_inference_mode_enabled()
-        is_training = has_graph and module.training
-        if is_training and id(module) not in self.calls and not is_rehearsed((args, kwargs)):
+        is_training = has_graph and (module.training or id(module) in self.trains_in_eval)
+        if not is_training:
+            return self.evaluate(module, original, args, kwargs, has_graph=has_graph)
+        if id(module) not in self.calls and not is_rehearsed((args, kwargs)):
             self.consider(module, original)
         run = self.calls.get(id(module))
-        if run is None:
-            session.clock.push(phases.FORWARD if is_training else phases.EVAL)
-            try:
-                return original(module, *args, **kwargs)
-            finally:
-                session.clock.pop()
-        if not is_training:
-            session.segment.evals += 1
-            if has_graph and self.numbers[id(module)] < len(session.model_facts):
-                facts = session.model_facts[self.numbers[id(module)]]
+        if run is not None:
+            return self.train(module, run, args, kwargs)
+        session = self.session
+        session.clock.push(phases.FORWARD)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            session.clock.pop()
+
+    def evaluate(
+        self,
+        module: Any,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        has_graph: bool,
+    ) -> Any:
+        """Run a call that trains nothing: an evaluation, a rollout, a teacher."""
+        session = self.session
+        session.note_tested()
+        is_part = id(module) in self.inner
+        session.segment.evals += is_part or any(type(one) in self.kin for one in wrapped(module))
+        if has_graph:
+            self.asked = id(module)
+            number = self.numbers.get(id(module), len(session.model_facts))
+            if number < len(session.model_facts):
+                facts = session.model_facts[number]
                 facts["eval_graph_calls"] = facts.get("eval_graph_calls", 0) + 1
-            session.clock.push(phases.EVAL)
-            try:
-                return original(module, *args, **kwargs)
-            finally:
-                session.clock.pop()
-                session.beat()
-        return self.train(module, run, args, kwargs)
+        session.clock.push(phases.EVAL)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            session.clock.pop()
+            session.beat()
+
+    def saw_backward(self, _: Any) -> None:
+        """Take a model that was called in evaluation mode only, and goes backward, for training.
+
+        Some models come in that mode, as those that transformers loads, and scripts leave them so.
+        """
+        if self.asked and self.asked not in self.calls and not self.session.segment.calls:
+            self.trains_in_eval.add(self.asked)
+        self.asked = 0
 
     def train(
         self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -120,7 +188,7 @@ class _Roots:
         number = self.numbers[id(module)]
         segment.calls += [0] * (number + 1 - len(segment.calls))
         segment.calls[number] += 1
-        if not (session.loaders or segment.batches) and number == 0:
+        if number == 0 and not segment.batches:
             self.count_samples(args, kwargs)
         if session.is_recording and len(session.segments) < SHAPES_FROM:
             session.quietly(self.note_shapes)(number, args, kwargs)
@@ -137,7 +205,7 @@ class _Roots:
         return output
 
     def count_samples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count what the first root is called with: without a loader that is the batch.
+        """Count what the first root is called with: where none is drawn in a step, it is the batch.
 
         A closure that the optimizer calls again is given the same one.
         """
@@ -145,7 +213,7 @@ class _Roots:
         if segment.closures > 1 and phases.OPTIMIZER in self.session.clock.stack:
             return
         sizes = map(leading_size, (*args, *kwargs.values()))
-        segment.samples += next((size for size in sizes if size), 0)
+        segment.called += next((size for size in sizes if size), 0)
 
     def note_shapes(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the distinct shapes that a root is called with."""
@@ -161,21 +229,22 @@ class _Roots:
         a weight of a layer, which is called by whoever reads the weight, at its building first. One
         whose parameters its first call makes is looked at again in the second.
         """
-        if isinstance(module, self.weight_class):
+        session = self.session
+        built = session.optimizer_count
+        if isinstance(module, self.weight_class) or self.refused.get(id(module)) == built:
             return
         if any(map(self.torch.nn.parameter.is_lazy, module.parameters())):
             return
         trainable = {id(p) for p in module.parameters() if p.requires_grad}
-        optimizers = self.session.optimizers
         trained = {
-            id(p) for o in optimizers for group in o.param_groups for p in group["params"]
-        } or trainable
-        if not trainable & trained or id(module) in self.inner:
+            id(p) for o in session.optimizers for group in o.param_groups for p in group["params"]
+        }
+        if not trainable & (trained or trainable) or id(module) in self.inner:
+            if session.knows_roots:
+                self.refused[id(module)] = built
             return
-        session = self.session
-        known = len(session.model_facts)
-        session.note_root(module)
-        facts = next(iter(session.model_facts[known:]), {})
+        number = self.number_for(module, trained)
+        facts = next(iter(session.model_facts[number : number + 1]), {})
         self.change(module, facts)
         inner = {id(m) for m in module.modules() if m is not module}
         self.inner.update(inner)
@@ -184,9 +253,36 @@ class _Roots:
             call = self.described(module, facts, call)
         self.calls[id(module)] = session.transform("forward", call, module)
         weakref.finalize(module, self.forget, id(module), inner)
-        self.numbers[id(module)] = session.root_count
-        session.add_root(module)
+        self.numbers[id(module)] = number
+        session.quietly(lambda: self.kin.update(dict.fromkeys(kin_of(module))))()
+        session.add_root(module, number)
         session.fire("root", module)
+
+    def number_for(self, module: Any, trained: set[int]) -> int:
+        """Return a root's number: that of one that is over, which a script makes again for a fold.
+
+        Args:
+            module: The root, of the same class and size as the one whose place it takes.
+            trained: Identities of what live optimizers hold.
+        """
+        own = type(module), sum(parameter.numel() for parameter in module.parameters())
+        for number, (known, find) in enumerate(self.known):
+            if known == own and self.is_over(number, find(), trained):
+                self.calls.pop(id(find()), None)  # it may go
+                break
+        else:
+            number = len(self.known)
+            self.session.note_root(module)
+        self.known[number:] = [(own, weakref.ref(module)), *self.known[number + 1 :]]
+        return number
+
+    def is_over(self, number: int, root: Any, trained: set[int]) -> bool:
+        """Return whether a root trains no more."""
+        if root is None:
+            return True
+        if trained:
+            return not any(id(parameter) in trained for parameter in root.parameters())
+        return self.session.knows_roots and not any(self.session.segment.calls[number : number + 1])
 
     def bare_call(self, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a root's own call, which keeps the root alive only where the session does."""
@@ -197,6 +293,8 @@ class _Roots:
     def forget(self, root: int, inner: set[int]) -> None:
         """Forget a root that is gone: others may be given its and its parts' addresses."""
         self.calls.pop(root, None)
+        self.numbers.pop(root, None)
+        self.trains_in_eval.discard(root)
         self.inner -= Counter(inner)
 
     def change(self, module: Any, facts: dict[str, Any]) -> None:
@@ -226,23 +324,25 @@ class _Roots:
         return patching.at_first_call(call, first)
 
     def narrow(self, _: Any) -> None:
-        """End the discovery: only the roots' own classes stay patched."""
-        counts = self.session.counts
+        """End the discovery: only the classes of the roots, and of their kin, stay patched."""
+        session, counts = self.session, self.session.counts
         is_over = min(counts.values()) >= NARROW_AFTER and (
-            self.session.is_marked or len(counts) >= len(self.session.optimizers)
+            session.is_marked or session.knows_optimizers
         )
         if not (is_over or max(counts.values()) >= NARROW_ANYWAY):
             return
-        self.session.off("segment", self.narrow)
-        self.session.knows_roots = True
+        session.off("segment", self.narrow)
+        session.off("backward", self.saw_backward)
+        session.knows_roots = True
         self.discovery.undo()
-        for kind in {type(root) for root in self.session.roots}:
+        # The real run goes on to exports and the like, and no one asks there what it evaluates.
+        kin = self.kin if session.is_recording else ()
+        for kind in dict.fromkeys((*map(type, session.roots), *kin)):
             patching.wrap(kind, "__call__", self.listening)
 
     def listening(self, inherited: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the call of a root's class, in which its training calls are found."""
+        """Return the call of a class, in which the roots' calls and evaluations are found."""
         session, sampler = self.session, self.session.sampler
-        is_compiling = self.is_compiling
         is_grad_enabled, is_tracing = (
             self.torch.is_grad_enabled,
             self.torch.compiler.is_dynamo_compiling,
@@ -252,14 +352,30 @@ class _Roots:
 
         @functools.wraps(inherited)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            run = None if is_tracing() else calls.get(id(module))
-            if run is None or get_ident() != session.thread or session.clock.stack[-1] in INSIDE:
+            if is_tracing() or get_ident() != session.thread or self.is_inside:
                 return inherited(module, *args, **kwargs)
-            is_skipped = sampler.skips_left and module.training and is_grad_enabled()
-            if is_skipped and session.loaders:
+            if session.clock.stack[-1] in INSIDE:
+                return inherited(module, *args, **kwargs)
+            run = calls.get(id(module))
+            if run is None or not (sampler.skips_left and module.training and is_grad_enabled()):
+                return self.heard(module, inherited, args, kwargs)
+            self.is_inside = True
+            try:
                 return run(*args, **kwargs)
-            if is_compiling():  # an export, which Dynamo knows nothing of
-                return inherited(module, *args, **kwargs)
-            return self.outermost(module, inherited, args, kwargs)
+            finally:
+                self.is_inside = False
 
         return call
+
+    def heard(
+        self,
+        module: Any,
+        inherited: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a call of a root or one of its kin that no other call encloses."""
+        # An export, which Dynamo knows nothing of; a part that backward computes again.
+        if self.is_compiling() or self.torch._C._current_graph_task_id() != -1:
+            return inherited(module, *args, **kwargs)
+        return self.outermost(module, inherited, args, kwargs)

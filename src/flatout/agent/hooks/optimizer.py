@@ -103,25 +103,47 @@ class _Steps:
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """A step begins, possibly inside another one's closure; return other arguments, or None."""
-        session = self.session
-        if self.is_compiling() or get_ident() != session.thread:
+        if self.is_compiling():
             return None
+        session = self.session
         stack = session.clock.stack
+        if get_ident() != session.thread:
+            if phases.BACKWARD in stack:  # autograd's, which the training's thread waits for
+                self.note_inside(optimizer)
+            return None
         while phases.OPTIMIZER in stack and not _is_inner():
             # A step raised, and the script went on: what it was given counts for the next one.
             _leave_step(session.clock)
             session.segment.closures = 0
         is_outermost = phases.OPTIMIZER not in stack
-        if READY not in optimizer.__dict__:
-            optimizer.__dict__[READY] = session.number_of(optimizer)
-            session.note_optimizer(optimizer)
-            session.quietly(self.check_roots)(optimizer)
-            session.transform("optimizer", optimizer)
-            forget(optimizer)
+        self.prepare(optimizer)
+        if is_outermost and phases.BACKWARD in stack:
+            self.note_inside(optimizer)
         if is_outermost and session.listeners["before_step"]:
             session.fire("before_step", optimizer)
         session.clock.push(phases.OPTIMIZER)
         return self.counting(args, kwargs) if is_outermost else None
+
+    def prepare(self, optimizer: Any) -> int:
+        """Apply the recipe to an optimizer at its first step; return its number."""
+        session = self.session
+        number: int | None = optimizer.__dict__.get(READY)
+        if number is None:
+            number = optimizer.__dict__[READY] = session.number_of(optimizer)
+            session.note_optimizer(optimizer)
+            session.quietly(self.check_roots)(optimizer)
+            session.transform("optimizer", optimizer)
+            forget(optimizer)
+        return number
+
+    def note_inside(self, optimizer: Any) -> None:
+        """Note an optimizer that steps inside backward, whose end is then that of the step.
+
+        Hooks on gradients run in the thread that goes backward: on the CPU the one that trains, on
+        CUDA one of autograd's for each device, where the clock is left alone.
+        """
+        self.session.in_backward.add(self.prepare(optimizer))
+        self.session.stepped_inside = True
 
     def counting(self, args: Any, kwargs: Any) -> Any:
         """Return the arguments of a step with a closure that is counted; None without one."""
@@ -156,20 +178,32 @@ class _Steps:
             return
         stack = session.clock.stack
         if phases.OPTIMIZER not in stack:
-            # The session began inside this step, or it is skipped: then the one that ends steps
-            # counts, which may have called others.
-            sampler, number = session.sampler, optimizer.__dict__.get(READY)
-            is_end = sampler.skips_left and number in session.counts and not session.is_marked
-            if is_end and not sampler.note_end():
-                session.end_segment(number)
+            self.ended_unseen(optimizer)
             return
         _leave_step(session.clock)
         if phases.OPTIMIZER in stack:
             return
         if session.listeners["after_step"]:
             session.fire("after_step", optimizer)
-        if not session.is_marked:
+        if not (session.is_marked or phases.BACKWARD in stack):
             session.end_segment(optimizer.__dict__[READY])
+
+    def ended_unseen(self, optimizer: Any) -> None:
+        """A step has ended whose begin was not listened to.
+
+        The session began inside it, or it is skipped: then the one that ends steps counts, which
+        may have called others. One that never stepped before begins another training.
+        """
+        session, sampler = self.session, self.session.sampler
+        if not sampler.skips_left or session.is_marked:
+            return
+        number = optimizer.__dict__.get(READY)
+        if number is None:
+            number = self.prepare(optimizer)
+            sampler.end_skipping()
+        elif number not in session.counts or (number == sampler.who and sampler.note_end()):
+            return
+        session.end_segment(number)
 
 
 def _is_inner() -> bool:

@@ -90,12 +90,13 @@ class _Backward:
         leave_note(self.session.spec.folder, ELSEWHERE, {})
 
     def ended(self) -> None:
-        """Tell of the end of a backward; without an optimizer it ends the step."""
+        """Tell of the end of a backward; without an optimizer outside of it, it ends the step."""
         session = self.session
         session.beat()
         if session.listeners["backward_end"]:
             session.fire("backward_end")
-        if not (session.has_optimizer() or session.is_marked):
+        steps_inside, session.stepped_inside = session.stepped_inside, False
+        if not session.is_marked and (steps_inside or not session.has_optimizer()):
             session.end_segment(-1)
 
     def through_recipe(self, backward: Callable[..., Any]) -> Callable[..., Any]:

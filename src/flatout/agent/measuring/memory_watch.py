@@ -21,7 +21,7 @@ from flatout.agent.measuring import kernels
 from flatout.agent.measuring.allocation_streams import CpuStream
 from flatout.agent.ranks import rank_and_size
 from flatout.agent.session import Session
-from flatout.agent.training_device import find_cuda_device
+from flatout.agent.training_device import find_cuda_device, find_cuda_devices
 from flatout.analysis.allocations import EARLIER, OWN, AllocationLook, AllocationSite, LiveBlock
 from flatout.records.errors import is_out_of_memory
 from flatout.records.trial_result import Segment
@@ -275,9 +275,9 @@ def components_of(session: Session, base: int = 0) -> dict[str, int]:
         if address and address not in seen:
             seen.add(address)
             found[name] = found.get(name, 0) + tensor.untyped_storage().nbytes()
-    device = find_cuda_device(session)
-    known = device is not None
-    total = torch.cuda.memory_allocated(device) if known else resident_bytes() - base
+    # Of a model on several devices all that they hold together, as what is found above.
+    held = [torch.cuda.memory_allocated(device) for device in find_cuda_devices(session)]
+    total = sum(held) if held else resident_bytes() - base
     found["activations and temporaries"] = max(0, total - sum(found.values()))
     return found
 

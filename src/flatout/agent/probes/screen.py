@@ -22,10 +22,9 @@ from flatout.agent.session import Session
 from flatout.agent.switching import SCREEN_LOG, SwitchBoard
 from flatout.agent.training_device import find_cuda_device
 from flatout.analysis.screen import Cell, ScreenBlock, ScreenFactor, ScreenPlan, find_suspects
-from flatout.analysis.steps import running_anchor
+from flatout.analysis.steps import is_dirty, running_anchor, step_of, steps_of, usual_work
 from flatout.hardware.load import LoadReading, load_meter, process_tree
 from flatout.records import catalogue
-from flatout.records.phase_clock import SAVE
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial_result import Segment
 
@@ -100,6 +99,8 @@ class Screening:
         """Segments of the step under way."""
         self.anchor: int | None = None
         self.block_steps = 0
+        self.usual = 0, 0
+        """Evaluations and starts of a loader that most steps hold."""
         self.steps = 0
         self.began_s: float | None = None
         self.seen: set[Cell] = set()
@@ -164,7 +165,7 @@ class Screening:
         counts = session.counts
         if not session.segments:
             return
-        is_known = session.is_marked or len(counts) >= len(session.optimizers)
+        is_known = session.is_marked or session.knows_optimizers
         is_ready = session.knows_roots and is_known and min(counts.values()) >= WARM
         if not (is_ready or max(counts.values()) >= WARM_MOST):
             return
@@ -181,6 +182,7 @@ class Screening:
 
     def _begin(self) -> None:
         session = self.session
+        self.usual = usual_work(steps_of(session.segments))
         ends = [each.end for each in session.segments if each.who == self.anchor][-WARM:]
         step_s = statistics.median(b - a for a, b in itertools.pairwise(ends))
         wanted = math.ceil(BLOCK_S / max(step_s, 1e-6))
@@ -213,21 +215,21 @@ class Screening:
         block = self.block
         assert block is not None
         self.steps += 1
-        wall_s = sum(sum(part.seconds) for part in parts)
+        step = step_of(parts)
         if not self._is_finite(parts, block):
             # Also what was on before: the last update of a block shows in the next one's loss.
             self._saw_not_finite(block.on or self.before)
             if self.is_over:
                 return
         if len(block.settling_s) < block.settle:
-            block.settling_s.append(wall_s)
+            block.settling_s.append(step.wall_s)
             if len(block.settling_s) == block.settle:
                 block.load = self._load()
                 self._put_mark(block)
             return
-        block.walls_s.append(wall_s)
-        block.clean.append(not any(p.evals or p.loader_starts or p.seconds[SAVE] for p in parts))
-        block.samples += sum(part.samples for part in parts)
+        block.walls_s.append(step.wall_s)
+        block.clean.append(not is_dirty(step, self.usual))
+        block.samples += step.samples
         self._put_mark(block)
         if len(block.walls_s) >= block.wanted or (self.board.trouble and not self._has_ranks()):
             self._end_block(block)

@@ -8,6 +8,7 @@ they look at values that stay on the host. The tables of these calls and operato
 """
 
 import functools
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from flatout.agent import patching
 from flatout.agent.measuring.operators import operators_of, why_not
 from flatout.agent.measuring.source_lines import SourceLines
 from flatout.agent.session import Session
-from flatout.analysis.steps import running_anchor
+from flatout.analysis.steps import USUAL, running_anchor
 from flatout.records import phase_clock as phases
 from flatout.records.trial_result import Segment
 
@@ -115,27 +116,28 @@ class SyncProbe:
         """How many of the watched calls are running, one in the other."""
         self.waits: dict[tuple[str, str], list[float]] = {}
         self.of_step: list[tuple[str, str, float]] = []
-        self.had_evals = False
+        self.evals = [0]
+        """Calls that trained nothing, by step; the last step is under way."""
         self.entered: tuple[str, float] | None = None
         self._undo: list[Callable[[], None]] = []
         session.on("segment", self.saw_segment)
 
     def saw_segment(self, segment: Segment) -> None:
-        """Keep what the step waited for, unless it held an evaluation."""
-        self.had_evals |= segment.evals > 0
+        """Keep what the step waited for, unless it held an evaluation that most steps do not."""
+        self.evals[-1] += segment.evals
         if segment.who != running_anchor([each.who for each in self.session.segments]):
             return
         self.seen += 1
         if self.seen == AFTER:
             self.begin()
-        elif self.seen > AFTER and not self.had_evals:
+        elif self.seen > AFTER and self.evals[-1] <= USUAL * statistics.median_low(self.evals):
             self.steps += 1
             for line, what, seconds in self.of_step:
                 total = self.waits.setdefault((line, what), [0, 0.0])
                 total[0] += 1
                 total[1] += seconds
         self.of_step.clear()
-        self.had_evals = False
+        self.evals.append(0)
 
     def begin(self) -> None:
         """Put the watched calls in place."""

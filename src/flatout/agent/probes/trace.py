@@ -10,6 +10,8 @@ from typing import Any
 
 from flatout.agent.measuring import kernels
 from flatout.agent.session import Session
+from flatout.analysis.steps import running_anchor
+from flatout.records.trial_result import Segment
 
 ACTIVE_STEPS = 5
 """Enough to tell a rare step from the usual one, and a file that viewers still open quickly."""
@@ -41,17 +43,15 @@ class TraceProbe:
         kernels.watch()
         session.on("segment", self.saw_segment)
 
-    def saw_segment(self, _: Any) -> None:
-        """Go on at the end of a step: where several optimizers alternate, of the slowest."""
-        counts = self.session.counts
-        steps = min(counts.values())
-        if steps == self.steps:
+    def saw_segment(self, segment: Segment) -> None:
+        """Go on at the end of a step."""
+        if segment.who != running_anchor([each.who for each in self.session.segments]):
             return
-        self.steps = steps
+        self.steps += 1
         if self.profiler is not None:
             with kernels.ours():
                 self.profiler.step()
-        elif steps >= self.skip and not self.step_bytes:
+        elif self.steps >= self.skip and not self.step_bytes:
             self.begin(1, self.weigh)
         if self.step_bytes and self.profiler is None and not self.active:
             self.begin_whole()

@@ -315,7 +315,7 @@ class _ScriptTrace:
             self.flops, self.since = recording.flops - self.since, recording.flops
         recording.enter(Phase.DATA, self.number)
         is_whole = segment.who == self.first and min(counts.values()) >= self.steps
-        is_whole = is_whole and len(counts) >= len(self.session.optimizers)
+        is_whole = is_whole and self.session.knows_optimizers
         if self.number >= self.steps and (is_whole or self.number >= self.steps + MORE_STEPS):
             self._write()
             os._exit(0)

@@ -1,6 +1,6 @@
 """The report on one profile for a terminal, short or with every detail, and as Markdown."""
 
-from flatout.records.messages import ENGLISH, Messages, Text, messages
+from flatout.records.messages import ENGLISH, Messages, Text, code_of, messages
 from flatout.records.profile import Profile
 from flatout.reporting.blocks import (
     Advice,
@@ -22,6 +22,8 @@ MOST_FINDINGS = 3
 ALWAYS = ("step_time", "regime")
 """Readings of the short report: how fast it is, and what limits it now."""
 UNTITLED = ("answer", "step", "findings", "next")
+ENDED_BADLY = ("note.partial", "note.partial_killed")
+"""What a report of a script that did not end well begins with."""
 IN_THE_READINGS = "ceilings"
 """Section of which the readings say everything."""
 
@@ -47,9 +49,45 @@ def render_profile(
     parts = {section.name: section for section in sections(profile, workload)}
     lines = _top(parts, say, width)
     if details:
-        lines += _everything(parts, say, width)
+        lines += [*_everything(parts, say, width), "", *_lines(parts["next"], say, width)]
     else:
         lines += _short(profile, parts, say, width, room=MOST_LINES - len(lines))
+    return safe("\n".join(lines), say) + "\n"
+
+
+def render_partial(
+    profile: Profile,
+    *,
+    workload: str = "train.py",
+    width: int = 80,
+    language: str = ENGLISH,
+    room: int | None = MOST_LINES,
+) -> str:
+    """Return what was seen before a script ended badly; the failure's report says what to do next.
+
+    Args:
+        profile: What was measured by then.
+        workload: What the user would type after `python`.
+        width: Columns of the terminal.
+        language: One of `flatout.records.messages.LANGUAGES`.
+        room: Lines that are left below that report; None to show everything.
+    """
+    say = messages(language)
+    parts = {section.name: section for section in sections(profile, workload)}
+    said = [say.text(note) for note in profile.notes if code_of(note) in ENDED_BADLY]
+    lines = [line for text in said for line in wrapped(text[:1].upper() + text[1:] + ".", width)]
+    if room is None:
+        lines += ["", *_top(parts, say, width), *_everything(parts, say, width)]
+        return safe("\n".join(lines), say) + "\n"
+    lines += _lines(parts["answer"], say, width)
+    step_time = _fact("step_time", dict(readings(profile))["step_time"], say, width)
+    more = wrapped(say("about.more"), width)
+    forms = (
+        ["", *_lines(parts["step"], say, width), "", *more],
+        [*step_time, *more],
+        step_time,
+    )
+    lines += next((form for form in forms if len(lines) + len(form) <= room), [])
     return safe("\n".join(lines), say) + "\n"
 
 
@@ -72,14 +110,14 @@ def _lines(section: Section, say: Messages, width: int) -> list[str]:
 
 
 def _everything(parts: dict[str, Section], say: Messages, width: int) -> list[str]:
-    """Return all that was measured, then why, and last what to type next."""
+    """Return all that was measured, then why."""
     lines = _lines(parts["numbers"], say, width)
     for name, section in parts.items():
         if name not in (*UNTITLED, "numbers", IN_THE_READINGS):
             lines += [*title_lines(section, say), *_lines(section, say, width)]
     for block in parts["findings"].blocks:
         lines += ["", *terminal_lines(block, say, width)]
-    return [*lines, "", *_lines(parts["next"], say, width)]
+    return lines
 
 
 def _short(

@@ -194,8 +194,8 @@ def rule_for(names: Sequence[str]) -> Rule:
 
 
 def present_size(profile: Profile, loader: LoaderFacts) -> int:
-    """Return the samples of a batch now, techniques included."""
-    per_batch = profile.samples_per_step_per_rank / (profile.batches_per_step or 1.0)
+    """Return the samples of a batch now, techniques included; a step may train on one again."""
+    per_batch = profile.samples_per_step_per_rank / max(1.0, profile.batches_per_step)
     return round(per_batch) or loader.batch_size or 1
 
 

@@ -1,0 +1,110 @@
+"""Where a step ends: optimizers inside backward, and those that come while steps are skipped."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+
+from flatout.agent.hooks.optimizer import _Steps
+from flatout.agent.hooks.step import _Backward
+from flatout.agent.session import Session
+from flatout.records.phase_clock import BACKWARD, OPTIMIZER
+from flatout.records.trial_spec import TrialSpec
+
+
+def built(session, count=1):
+    """Return optimizers as a script builds them, one for each parameter."""
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(count)]
+    optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in parameters]
+    for optimizer in optimizers:
+        session.add_optimizer(weakref.ref(optimizer))
+    return optimizers
+
+
+def here(run):
+    run()
+
+
+def in_another_thread(run):
+    """Stand for autograd's thread of a device, which backward waits for."""
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("place", [here, in_another_thread])
+def test_optimizers_that_step_inside_backward_end_one_step_with_it(place):
+    session = Session(TrialSpec())
+    steps, backward, optimizers = _Steps(session), _Backward(session), built(session, 3)
+
+    def hooks():
+        for optimizer in optimizers:
+            steps.before(optimizer, (optimizer,), {})
+            steps.after(optimizer, (optimizer,), {})
+
+    for _ in range(4):
+        session.clock.push(BACKWARD)
+        place(hooks)
+        session.clock.pop()
+        backward.ended()
+
+    assert session.counts == {-1: 4}
+    assert session.knows_optimizers
+    assert len(session.optimizer_facts) == 3
+    assert all(segment.seconds[BACKWARD] > 0 for segment in session.segments)
+    assert session.errors == []
+
+
+def test_a_backward_in_which_nothing_stepped_ends_no_step_where_there_is_an_optimizer():
+    session = Session(TrialSpec())
+    backward, (optimizer,) = _Backward(session), built(session)
+
+    backward.ended()
+
+    assert optimizer
+    assert session.counts == {}
+
+
+def test_a_closure_that_goes_backward_inside_a_step_leaves_its_end_where_it_is():
+    session = Session(TrialSpec())
+    steps, (optimizer,) = _Steps(session), built(session)
+
+    steps.before(optimizer, (optimizer,), {})
+    session.clock.push(BACKWARD)
+    session.clock.pop()
+    _Backward(session).ended()
+    steps.after(optimizer, (optimizer,), {})
+
+    assert session.counts == {0: 1}
+    assert OPTIMIZER not in session.clock.stack
+
+
+def test_an_optimizer_that_comes_while_steps_are_skipped_is_followed():
+    session = Session(TrialSpec(skips_below_s=1.0))
+    steps, optimizers = _Steps(session), built(session, 2)
+    steps.before(optimizers[0], (optimizers[0],), {})
+    steps.after(optimizers[0], (optimizers[0],), {})
+    session.sampler.skips_left = 9
+
+    steps.after(optimizers[1], (optimizers[1],), {})  # the next fold's; its begin is not heard
+
+    assert session.counts == {0: 1, 1: 1}
+    assert session.sampler.skips_left == 0
+    assert session.segment.is_sampled
+    assert len(session.optimizer_facts) == 2
+
+
+def test_an_optimizer_like_one_that_is_gone_is_described_once():
+    session = Session(TrialSpec())
+    steps = _Steps(session)
+    for _ in range(5):
+        (optimizer,) = built(session)
+        steps.before(optimizer, (optimizer,), {})
+        steps.after(optimizer, (optimizer,), {})
+        del optimizer
+        gc.collect()
+
+    assert len(session.counts) == 5
+    assert len(session.optimizer_facts) == 1
