@@ -41,14 +41,14 @@ def command(
     `flatout demo tiling` measures what tiles do for a product, a convolution and attention on one
     core, and has no options.
     """
-    from flatout.cli.tuning_output import RECIPE, ReportForm, tune_and_report
+    from flatout.cli.tuning_output import ReportForm, tune_and_report
+    from flatout.records.ablation import ablation_from_json
     from flatout.records.messages import messages
     from flatout.records.technique import Numerics
-    from flatout.reporting.documents import ensure_writable
+    from flatout.reporting.documents import ensure_writable, read_json
     from flatout.reporting.tuning.staged import Article
     from flatout.tuning.history import history_path
     from flatout.workflow.demo import make_job, scenarios
-    from flatout.workflow.recipe_files import read_recipe
     from flatout.workflow.tune import TuneOptions
 
     if what == "tiling":
@@ -66,13 +66,14 @@ def command(
     if code or not training:
         return code
     show(messages(language)("listing.demo_training") + "\n", is_error=True)
-    tried = (*read_recipe(out / RECIPE).names, "batch_size", "packed_data")
+    first = ablation_from_json(read_json(out / "ablation.json"))
+    tried = {row.choice.technique for row in first.rows}
     options = replace(
         options,
         out=out / "training",
         budget_s=budget,
         numerics=Numerics.TRAINING,
-        only=tried,
+        skip=tuple(sorted(tried.difference(first.recipe.names))),
         pack=str(workload.folder / "photographs"),
     )
     return tune_and_report(workload, options, form)

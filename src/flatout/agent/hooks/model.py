@@ -189,9 +189,9 @@ class _Roots:
         segment.calls += [0] * (number + 1 - len(segment.calls))
         segment.calls[number] += 1
         if number == 0 and not segment.batches:
-            self.count_samples(args, kwargs)
+            self._count_samples(args, kwargs)
         if session.is_recording and len(session.segments) < SHAPES_FROM:
-            session.quietly(self.note_shapes)(number, args, kwargs)
+            session.quietly(self._note_shapes)(number, args, kwargs)
         session.note_trained_batches()
         if session.listeners["forward"]:
             session.fire("forward", module, args, kwargs)
@@ -204,7 +204,7 @@ class _Roots:
             session.fire("forward_end", module, output)
         return output
 
-    def count_samples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _count_samples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count what the first root is called with: where none is drawn in a step, it is the batch.
 
         A closure that the optimizer calls again is given the same one.
@@ -215,7 +215,7 @@ class _Roots:
         sizes = map(leading_size, (*args, *kwargs.values()))
         segment.called += next((size for size in sizes if size), 0)
 
-    def note_shapes(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_shapes(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the distinct shapes that a root is called with."""
         shapes = self.shapes.setdefault(number, set())
         shapes.add(tuple(getattr(value, "shape", None) for value in (*args, *kwargs.values())))
@@ -243,12 +243,12 @@ class _Roots:
             if session.knows_roots:
                 self.refused[id(module)] = built
             return
-        number = self.number_for(module, trained)
+        number = self._number_for(module, trained)
         facts = next(iter(session.model_facts[number : number + 1]), {})
         self.change(module, facts)
         inner = {id(m) for m in module.modules() if m is not module}
         self.inner.update(inner)
-        call = self.bare_call(module, original)
+        call = self._bare_call(module, original)
         if session.touches("model") or session.touches("forward"):
             call = self.described(module, facts, call)
         self.calls[id(module)] = session.transform("forward", call, module)
@@ -258,7 +258,7 @@ class _Roots:
         session.add_root(module, number)
         session.fire("root", module)
 
-    def number_for(self, module: Any, trained: set[int]) -> int:
+    def _number_for(self, module: Any, trained: set[int]) -> int:
         """Return a root's number: that of one that is over, which a script makes again for a fold.
 
         Args:
@@ -267,7 +267,7 @@ class _Roots:
         """
         own = type(module), sum(parameter.numel() for parameter in module.parameters())
         for number, (known, find) in enumerate(self.known):
-            if known == own and self.is_over(number, find(), trained):
+            if known == own and self._is_over(number, find(), trained):
                 self.calls.pop(id(find()), None)  # it may go
                 break
         else:
@@ -276,7 +276,7 @@ class _Roots:
         self.known[number:] = [(own, weakref.ref(module)), *self.known[number + 1 :]]
         return number
 
-    def is_over(self, number: int, root: Any, trained: set[int]) -> bool:
+    def _is_over(self, number: int, root: Any, trained: set[int]) -> bool:
         """Return whether a root trains no more."""
         if root is None:
             return True
@@ -284,7 +284,7 @@ class _Roots:
             return not any(id(parameter) in trained for parameter in root.parameters())
         return self.session.knows_roots and not any(self.session.segment.calls[number : number + 1])
 
-    def bare_call(self, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _bare_call(self, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a root's own call, which keeps the root alive only where the session does."""
         if self.session.keeps_roots:
             return functools.partial(original, module)
