@@ -113,6 +113,8 @@ class PairHosts:
         Trials of one machine keep clear of each other's files. On a disk that hosts share the
         second one is ended instead: that says nothing about its recipe.
         """
+        if not self.hosts:
+            return run
 
         def run_here(
             workload: Workload, recipe: Recipe, machine: Machine, options: TrialOptions
