@@ -1,7 +1,7 @@
 """What tiling does for a product, a convolution and attention, on one core of this machine's CPU.
 
-    flatout demo tiling                    # all three, fp32
-    python scenarios/tiling.py --only product --size 1024    # columns that share cache sets
+    python scenarios/tiling.py                    # all three, fp32
+    python scenarios/tiling.py --only product --size 1024  # columns that share cache sets
 
 The same numbers in several ways, from plain loops to the library. It needs torch and a C compiler,
 counts what the caches fetched where the machine lets it, and docs/tiling.md explains it.
