@@ -89,7 +89,7 @@ def test_a_code_that_ends_no_tuning_cannot_be_acknowledged(tmp_path):
 
 
 def test_what_is_wrong_on_several_ranks_alone_ends_a_tuning_that_has_them(tmp_path):
-    with pytest.raises(UserError, match=r"train.py:3: DS04 .* --acknowledge DS04 "):
+    with pytest.raises(UserError, match=r"train.py:3: DS04: .* --acknowledge DS04 "):
         run(tmp_path, SAME_ORDER, ranks=(rank(0), rank(1)))
     with pytest.raises(RanError):
         run(tmp_path, SAME_ORDER, ranks=())
