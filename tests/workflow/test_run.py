@@ -15,7 +15,7 @@ import pytest
 
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Workload
-from flatout.workflow.run import run
+from flatout.workflow.run import RunOptions, run
 from tests.support.trial_runs import copy_scripts
 
 NOT_APPLIED = Recipe(choices=(Choice(technique="channels_last"),))
@@ -34,11 +34,12 @@ def folder():
     shutil.rmtree(folder.parent)
 
 
-def run_script(folder, command):
+def run_script(folder, command, **options):
     target, *arguments = command.split()
     return run(
         Workload(target=target, arguments=tuple(arguments), folder=folder, python=sys.executable),
         NOT_APPLIED,
+        RunOptions(**options),
     )
 
 
@@ -49,6 +50,16 @@ def test_run_trains_to_the_end_and_keeps_what_the_script_saves(folder, capfd):
     assert len((folder / "log.txt").read_text().splitlines()) == 2
     assert (folder / "checkpoint.pt").exists()
     assert "channels_last was not applied (not_applicable)" in capfd.readouterr().err
+
+
+def test_what_was_not_applied_is_said_in_the_reader_s_language(folder, capfd):
+    run_script(folder, "plain_loop.py --epochs 1", language="ko")
+
+    said = [line for line in capfd.readouterr().err.splitlines() if "channels_last" in line]
+    assert said == [
+        "flatout: channels_last: 적용하지 않았습니다(적용할 수 없음). "
+        "바꿀 것이 없습니다. 모델에 2차원 합성곱이 없습니다"
+    ]
 
 
 @pytest.mark.chaos

@@ -111,6 +111,15 @@ def test_what_a_trial_says_is_said_in_the_other_language(crash, message):
     assert "step" not in headline
 
 
+def test_why_a_technique_did_nothing_is_said_in_the_other_language(crash):
+    why = "the model has no convolutions"
+    refused = Applied(technique="cudnn_autotune", status="not_applicable", why=why)
+
+    shown = render_failure(replace(crash, applied=(refused,)), language="ko", width=200)
+
+    assert "cudnn_autotune: 적용할 수 없음: 모델에 합성곱이 없습니다" in shown
+
+
 def test_what_python_said_stays_as_it_was(crash):
     trial = replace(crash, outcome=Outcome.CRASH, message="ValueError: no such file")
 
