@@ -7,6 +7,7 @@ import pytest
 from flatout.analysis import stream_changes as transforms
 from flatout.analysis.stream_changes import loss_indices, regions_of
 from flatout.hardware.catalogue import find_gpu
+from flatout.planner import memory_options
 from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import affine
 from flatout.planner.memory_options import Setup, candidates, ladder
@@ -171,6 +172,25 @@ def test_a_technique_that_was_traced_is_not_modelled():
     assert rung.source is NumberSource.TRACED
     rest = ground().outside.bytes
     assert rung.peak_bytes - rest == pytest.approx(replay(smaller).peak_reserved, abs=40 * MIB)
+
+
+def test_what_was_replayed_for_one_ladder_is_known_to_the_next(monkeypatch):
+    here = setup(batch=512, layers=8)
+    first = ladder(here)
+    label = first[0].choices[0]
+    played, really = [], memory_options.replay
+
+    def noted(stream, *arguments, **options):
+        played.append(stream)
+        return really(stream, *arguments, **options)
+
+    monkeypatch.setattr(memory_options, "replay", noted)
+
+    same, traced = ladder(here), ladder(replace(here, traced={label: here.stream}))
+
+    assert same == first
+    assert {id(stream) for stream in played} == {id(here.stream)}
+    assert label not in {rung.choices[0] for rung in traced if rung.choices}  # it saves nothing
 
 
 def test_checkpointing_frees_what_is_inside_blocks_and_keeps_their_results():

@@ -10,7 +10,7 @@ from functools import partial
 from flatout.analysis import stream_changes as transforms
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.device_model import DeviceModel
-from flatout.planner.largest_batch import accumulation, largest_steady_batch
+from flatout.planner.largest_batch import TOO_MUCH, accumulation, largest_steady_batch
 from flatout.planner.replay import AllocatorReplay, replay
 from flatout.records.catalogue import declaring
 from flatout.records.memory_stream import Component, MemoryStream
@@ -114,11 +114,14 @@ class Setup:
     """The largest batch of the step as it is, where it was looked for already."""
     finds_batches: bool = False
     """Whether the largest batch of each way that fits is looked for."""
+    replays: dict[tuple[str, ...], AllocatorReplay] = field(default_factory=dict, compare=False)
+    """What is known of the stream with techniques that were not traced, by their labels: a setup
+    with more of them traced shares it."""
 
 
 def ladder(setup: Setup) -> tuple[Rung, ...]:
     """Return the step as it is and every way that saves memory."""
-    base = _played(setup, setup.stream, None)
+    base = _known(setup, (), lambda: _played(setup, setup.stream))
     as_is = _rung(setup, (), base, base, why=words("plan.as_it_is"))
     options = [
         option
@@ -159,8 +162,7 @@ def _order(rung: Rung) -> tuple[bool, bool, float, bool, int]:
 
 def _single(setup: Setup, option: TracedOption, base: AllocatorReplay) -> Rung:
     stream = setup.traced.get(option.label)
-    changed = option.change(setup.stream) if stream is None else stream
-    found = _played(setup, changed, option)
+    found = _modelled(setup, (option,)) if stream is None else _played(setup, stream, option)
     source = NumberSource.ASSUMED
     if stream is not None:
         source = NumberSource.TRACED
@@ -197,7 +199,7 @@ def _together(
         chosen = [*(one for one in chosen if one not in rivals), option]
         if len(chosen) < 2 or len(chosen) > MOST_TOGETHER:
             continue
-        found = _played(setup, _changed(setup.stream, chosen), *chosen)
+        found = _modelled(setup, chosen)
         cost = 1 + sum(one.cost(setup.stream, setup.ground) - 1 for one in chosen)
         labels = tuple(one.label for one in chosen)
         latest = [_rung(setup, labels, found, base, ratio=cost, why=words("plan.all_together"))]
@@ -218,7 +220,8 @@ def _smaller_batches(setup: Setup, base: AllocatorReplay) -> Iterator[Rung]:
     if setup.at is None or batch is None or batch < 2:
         return
     for split in _splits(batch):
-        found = _played(setup, setup.at(split.micro_batch), None)
+        size = split.micro_batch
+        found = _known(setup, (f"batch={size}",), partial(_smaller_batch, setup, setup.at, size))
         if found.fits:
             break
     label = f"batch={split.micro_batch} accumulate={split.steps} (by hand)"
@@ -230,6 +233,17 @@ def _smaller_batches(setup: Setup, base: AllocatorReplay) -> Iterator[Rung]:
                 choice = Choice(technique=name_of(kind), settings={option.splits_by: split.steps})
                 ratio = option.cost(setup.stream, setup.ground)
                 yield _rung(setup, (choice.label,), found, base, ratio=ratio, why=option.why)
+
+
+def _smaller_batch(setup: Setup, at: At, size: int) -> AllocatorReplay:
+    """Return the replay of a part of the batch; of one that is too large no more than that it is.
+
+    The last one is told with its peak.
+    """
+    stream = at(size)
+    if size > 1 and _is_too_large(stream, setup.ground.limit(stream)):
+        return TOO_MUCH
+    return _played(setup, stream)
 
 
 def _splits(batch: int) -> Iterator[Accumulating]:
@@ -262,23 +276,36 @@ def _rung(
     )
 
 
-def _played(setup: Setup, stream: MemoryStream, *options: TracedOption | None) -> AllocatorReplay:
+def _modelled(setup: Setup, options: Sequence[TracedOption]) -> AllocatorReplay:
+    """Return the replay with techniques by their models."""
+    labels = tuple(option.label for option in options)
+    return _known(setup, labels, lambda: _played(setup, _changed(setup.stream, options), *options))
+
+
+def _known(
+    setup: Setup, labels: tuple[str, ...], make: Callable[[], AllocatorReplay]
+) -> AllocatorReplay:
+    if labels not in setup.replays:
+        setup.replays[labels] = make()
+    return setup.replays[labels]
+
+
+def _played(setup: Setup, stream: MemoryStream, *options: TracedOption) -> AllocatorReplay:
     """Return the replay on the device; of what does not fit, with its peak on an endless one."""
     settings = setup.ground.settings
     for option in options:
-        if option is not None and option.settings is not None:
-            settings = option.settings
-    found = replay(stream, settings, capacity=setup.ground.limit(stream))
-    if found.fits:
-        return found
-    endless = replay(stream, settings)
-    return AllocatorReplay(
-        peak_allocated=endless.peak_allocated,
-        peak_reserved=endless.peak_reserved,
-        peak_at=endless.peak_at,
-        retries_by_step=found.retries_by_step,
-        full_at=found.full_at,
-    )
+        settings = option.settings or settings
+    limit = setup.ground.limit(stream)
+    if not _is_too_large(stream, limit):
+        found = replay(stream, settings, capacity=limit)
+        if found.fits:
+            return found
+    return replace(replay(stream, settings), full_at=0)
+
+
+def _is_too_large(stream: MemoryStream, limit: int) -> bool:
+    """Return whether what is asked for is too much already: no need to play it on the device."""
+    return max(stream.alive(), default=0) > limit
 
 
 def _largest(setup: Setup, options: Sequence[TracedOption]) -> int | None:

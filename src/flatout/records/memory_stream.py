@@ -192,8 +192,7 @@ Place = tuple[int, int, int]
 """An event's position in the old stream, 0 for what goes before it, and the order of adding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
+class Life(NamedTuple):
     """Positions of an allocation's birth and death among the events; None for one that stays."""
 
     birth: int
