@@ -1,5 +1,6 @@
 """Plans of real targets, traced in real processes."""
 
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -163,6 +164,24 @@ def test_the_trace_of_a_technique_takes_no_minutes(monkeypatch):
 
     assert limits == {False: {verb.LIMIT_S}, True: {verb.TECHNIQUE_LIMIT_S}}
     assert any(note.endswith("the trace was not done within 30 s") for note in found.plan.notes)
+
+
+def test_a_batch_in_parts_that_cannot_be_traced_in_time_is_not_begun(monkeypatch):
+    monkeypatch.setattr(verb, "TECHNIQUE_LIMIT_S", 0.01)
+    asked = []
+
+    def trace(request):
+        time.sleep(0.01)
+        asked.extend(request.recipe.names)
+        return toy_stream(request.batch or 16, steps=request.steps)
+
+    monkeypatch.setattr(verb, "open_tracer", lambda *_: nullcontext(trace))
+
+    found = plan("planned.py:task", (), PlanOptions(gpu="513MiB"))
+
+    assert "microbatching" not in asked
+    said = "it cuts a batch into 16 parts, which takes minutes to trace"
+    assert any("microbatching" in note and note.endswith(said) for note in found.plan.notes)
 
 
 @pytest.mark.slow

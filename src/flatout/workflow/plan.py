@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -283,6 +283,8 @@ class _Tracer:
     tell: Tell
     is_step: bool
     """Whether the target is a training step and nothing else: one repeats the other."""
+    took_s: list[float] = field(default_factory=list)
+    """Of each trace so far; the first one's process had yet to start."""
 
     def traced(
         self,
@@ -303,7 +305,9 @@ class _Tracer:
             steps=steps,
             limit_s=LIMIT_S if choice is None else TECHNIQUE_LIMIT_S,
         )
+        began_s = time.monotonic()
         found = self.trace(request)
+        self.took_s.append(time.monotonic() - began_s)
         return transforms.with_buckets(found) if self.ground.ranks > 1 else found
 
     def whole(self, stream: MemoryStream) -> MemoryStream:
@@ -357,6 +361,7 @@ class _Tracer:
             if len(traced) == MOST_TECHNIQUES or time.monotonic() > ends_at:
                 break
             try:
+                self._check_quick(choice)
                 found = self.whole(self.traced(setup.stream.batch, f"it with {label}", choice))
             except UserError as error:
                 notes.append(words("plan.not_traced", technique=label, why=str(error)))
@@ -368,6 +373,16 @@ class _Tracer:
             else:
                 traced[label] = found
         return replace(setup, traced=traced, refused=frozenset(refused)), tuple(notes)
+
+    def _check_quick(self, choice: Choice) -> None:
+        """Refuse to trace a batch in so many parts that it would not be done in time for certain.
+
+        Raises:
+            UserError: if it takes twice the time by the shortest trace, which is of one step.
+        """
+        parts = parts_of(choice)
+        if self.is_step and parts * min(self.took_s[1:], default=0.0) > 2 * TECHNIQUE_LIMIT_S:
+            raise UserError(words("plan.too_many_parts", n=str(parts)))
 
     def _techniques(self, setup: Setup) -> Mapping[str, Choice]:
         """Return the techniques of the ladder that a trace can show, in its order."""
@@ -443,6 +458,16 @@ def traceable_choice(label: str) -> Choice | None:
     if not hook_points or not hook_points <= TRACED_HOOK_POINTS:
         return None
     return Choice.from_label(label)
+
+
+def parts_of(choice: Choice) -> int:
+    """Return into how many parts a technique cuts a batch, each traced for itself.
+
+    >>> parts_of(Choice.from_label("microbatching chunks=16"))
+    16
+    """
+    options = techniques.technique_class(choice.technique).memory_options()
+    return max((int(choice.settings.get(o.splits_by, 1)) for o in options), default=1)
 
 
 def _is_traceable(name: str) -> bool:
