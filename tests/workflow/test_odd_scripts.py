@@ -60,7 +60,7 @@ def test_both_loaders_that_feed_a_step_are_seen():
     assert profile.batches_per_step == 2
 
 
-@pytest.mark.parametrize("kind", ["copy", "averaged", "inside"])
+@pytest.mark.parametrize("kind", ["copy", "averaged", "inside", "compiled"])
 def test_an_evaluation_with_another_model_than_the_one_that_trains_is_one(kind):
     trial = trial_of(f"evaluates_copy.py {kind}", steps=60)
 
@@ -69,6 +69,7 @@ def test_an_evaluation_with_another_model_than_the_one_that_trains_is_one(kind):
     assert trial.profile.eval_ms == 0
     assert [loader.batch_size for loader in trial.profile.training_loaders] == [6]
     assert trial.profile.epoch_steps == 16
+    assert trial.profile.compiling is None or not trial.profile.compiling.recompiles
 
 
 def test_a_teacher_that_every_step_calls_is_a_part_of_the_step():

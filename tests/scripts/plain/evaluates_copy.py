@@ -1,7 +1,7 @@
 """Evaluates another model than the one that trains, every fifth step and in part of its data.
 
-The first argument says which: a copy, averaged weights, or the model inside a wrapper; `teacher`
-calls a copy in every step.
+The first argument says which: a copy, averaged weights, the model inside a wrapper or the one that
+was compiled; `teacher` calls a copy in every step.
 """
 
 import copy
@@ -28,6 +28,7 @@ class Wrapper(nn.Module):
 model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
 if kind == "inside":
     model = Wrapper(model)
+trained = torch.compile(model, backend="aot_eager") if kind == "compiled" else model
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 train = DataLoader(TensorDataset(torch.randn(96, 8)), batch_size=6)
 held_out = DataLoader(TensorDataset(torch.randn(640, 8)), batch_size=16)
@@ -38,6 +39,8 @@ steps = 0
 def evaluated():
     if kind == "averaged":
         return averaged
+    if kind == "compiled":
+        return model
     return model.module if kind == "inside" else copy.deepcopy(model)
 
 
@@ -57,7 +60,7 @@ for _ in range(100_000):
             with torch.no_grad():
                 averaged.module(x)
         optimizer.zero_grad()
-        model(x).square().mean().backward()
+        trained(x).square().mean().backward()
         optimizer.step()
         averaged.update_parameters(model)
         steps += 1
