@@ -29,6 +29,8 @@ FED_SHARE = 1 / 8
 none: the first batch of an evaluation set is shown, or its shape is printed."""
 FEW_FEEDINGS = 8
 """After as many more, one that took part in a single one feeds none either."""
+FEW_OF_SEVERAL = 2
+"""The same where another loader took part in more."""
 MAX_ERRORS = 20
 """Probe failures kept; more of the same say nothing new."""
 
@@ -323,8 +325,10 @@ class Session:
             self.fed[address] = first, count + 1
         shares = {a: n / (self.feedings - first + 1) for a, (first, n) in self.fed.items()}
         least = FED_SHARE * max(shares.values(), default=0.0)
+        is_fed_again = any(count > 1 for _first, count in self.fed.values())
+        few = FEW_OF_SEVERAL if is_fed_again else FEW_FEEDINGS
         for address, (first, count) in self.fed.items():
-            is_rare = count == 1 and self.feedings - first > FEW_FEEDINGS
+            is_rare = count == 1 and self.feedings - first > few
             if address in self.loaders:
                 self.loaders[address].is_training = shares[address] >= least and not is_rare
 
