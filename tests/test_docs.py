@@ -1,7 +1,8 @@
 """The pages tell the truth: what they name exists, what exists has a page, what they show runs.
 
 A fenced block whose first word after the language is `run` is executed: ```python run or ```sh run.
-In every other `sh` block the commands of flatout and make must exist, with the options shown.
+In every other `sh` block, and in code within a sentence, the commands of flatout and make must
+exist, with the options shown.
 """
 
 import re
@@ -22,7 +23,7 @@ from flatout.workflow.recipe_files import read_recipe
 from tests.copies import Copies
 from tests.paths import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks/README.md"])
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 NAMES = catalogue.names()
 CODES = sorted(
@@ -33,6 +34,7 @@ CODES = sorted(
     }
 )
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:flatout|make) [^`<]+)`")
 LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
 TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 RECORD = re.compile(r"\]\(([^)\s]*benchmarks/records/[^)\s]+)\)")
@@ -73,7 +75,9 @@ def runnable(language):
 def command_lines(path):
     """Return the shown shell commands, continued lines joined, comments dropped."""
     lines = []
-    for _info, text in blocks(path, "sh", "bash", "console"):
+    shown = [text for _info, text in blocks(path, "sh", "bash", "console")]
+    inline = INLINE.findall(BLOCK.sub("", path.read_text()))
+    for text in [*shown, *(" ".join(command.split()) for command in inline)]:
         for line in text.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
             lines.extend([words] if words else [])
