@@ -19,6 +19,7 @@ import flatout.rules.source
 from flatout.cli.commands import flatout as command_line
 from flatout.records import catalogue
 from flatout.records.catalogue import module_names
+from flatout.records.input_files import read_toml
 from flatout.workflow.recipe_files import read_recipe
 from tests.copies import Copies
 from tests.paths import ROOT
@@ -197,6 +198,16 @@ def test_a_rule_s_page_says_when_it_speaks_and_what_to_do(code):
 
     assert text.startswith("# ")
     assert code in text
+
+
+def test_the_design_shows_the_layers_that_are_checked():
+    tools = read_toml(ROOT / "pyproject.toml")["tool"]
+    layers = tools["importlinter"]["contracts"][0]["layers"]
+    text = (ROOT / "docs/design.md").read_text()
+
+    assert "\n".join(layer.replace("flatout.", "") for layer in layers) in text
+    packages = {path.parent.name for path in (ROOT / "src/flatout").glob("*/__init__.py")}
+    assert {name for name in packages if f"| `{name}` |" not in text} == set()
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=relative)
