@@ -40,6 +40,8 @@ LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
 TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 RECORD = re.compile(r"\]\(([^)\s]*benchmarks/records/[^)\s]+)\)")
 NOWHERE = re.compile(r"(^|: )not measured[.;]", re.IGNORECASE | re.MULTILINE)
+MOST_LINES = 180
+"""A longer page is read by no one: split it by question, or cut it."""
 STARTS = ("-m", "torchrun", "accelerate", "uv", "python")
 OPTIONS_AFTER_SCRIPT = re.compile(r"\.py\b|:\w+\b")
 
@@ -107,6 +109,11 @@ def test_links_lead_somewhere(path):
             lost.append(link)
 
     assert lost == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.md")), ids=relative)
+def test_a_page_is_short_enough_to_be_read(path):
+    assert len(path.read_text().splitlines()) <= MOST_LINES
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)
