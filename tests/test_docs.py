@@ -1,7 +1,8 @@
 """The pages tell the truth: what they name exists, what exists has a page, what they show runs.
 
 A fenced block whose first word after the language is `run` is executed: ```python run or ```sh run.
-In every other `sh` block the commands of flatout and make must exist, with the options shown.
+In every other `sh` block, and in code within a sentence, the commands of flatout and make must
+exist, with the options shown.
 """
 
 import re
@@ -18,11 +19,12 @@ import flatout.rules.source
 from flatout.cli.commands import flatout as command_line
 from flatout.records import catalogue
 from flatout.records.catalogue import module_names
+from flatout.records.input_files import read_toml
 from flatout.workflow.recipe_files import read_recipe
 from tests.copies import Copies
 from tests.paths import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks/README.md"])
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 NAMES = catalogue.names()
 CODES = sorted(
@@ -33,10 +35,13 @@ CODES = sorted(
     }
 )
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:flatout|make) [^`<]+)`")
 LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
 TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 RECORD = re.compile(r"\]\(([^)\s]*benchmarks/records/[^)\s]+)\)")
 NOWHERE = re.compile(r"(^|: )not measured[.;]", re.IGNORECASE | re.MULTILINE)
+MOST_LINES = 180
+"""A longer page is read by no one: split it by question, or cut it."""
 STARTS = ("-m", "torchrun", "accelerate", "uv", "python")
 OPTIONS_AFTER_SCRIPT = re.compile(r"\.py\b|:\w+\b")
 
@@ -73,7 +78,9 @@ def runnable(language):
 def command_lines(path):
     """Return the shown shell commands, continued lines joined, comments dropped."""
     lines = []
-    for _info, text in blocks(path, "sh", "bash", "console"):
+    shown = [text for _info, text in blocks(path, "sh", "bash", "console")]
+    inline = INLINE.findall(BLOCK.sub("", path.read_text()))
+    for text in [*shown, *(" ".join(command.split()) for command in inline)]:
         for line in text.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
             lines.extend([words] if words else [])
@@ -102,6 +109,11 @@ def test_links_lead_somewhere(path):
             lost.append(link)
 
     assert lost == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.md")), ids=relative)
+def test_a_page_is_short_enough_to_be_read(path):
+    assert len(path.read_text().splitlines()) <= MOST_LINES
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)
@@ -193,6 +205,16 @@ def test_a_rule_s_page_says_when_it_speaks_and_what_to_do(code):
 
     assert text.startswith("# ")
     assert code in text
+
+
+def test_the_design_shows_the_layers_that_are_checked():
+    tools = read_toml(ROOT / "pyproject.toml")["tool"]
+    layers = tools["importlinter"]["contracts"][0]["layers"]
+    text = (ROOT / "docs/design.md").read_text()
+
+    assert "\n".join(layer.replace("flatout.", "") for layer in layers) in text
+    packages = {path.parent.name for path in (ROOT / "src/flatout").glob("*/__init__.py")}
+    assert {name for name in packages if f"| `{name}` |" not in text} == set()
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=relative)

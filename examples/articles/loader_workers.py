@@ -64,5 +64,5 @@ if (
     )
     print(
         f"result: the same losses with workers: {alone == several}; "
-        f"with workers that stay: {alone == staying}"
+        f"with persistent workers: {alone == staying}"
     )

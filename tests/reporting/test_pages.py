@@ -1,5 +1,6 @@
 """The pages show what the reports print, and name every field of the documents."""
 
+import json
 from dataclasses import fields
 
 import pytest
@@ -11,6 +12,12 @@ from flatout.reporting import terminal
 from tests.paths import ROOT
 
 DOCS = ROOT / "docs"
+FIELDS = [
+    *(DOCS / "json").glob("*.md"),
+    *(DOCS / f"{name}.md" for name in ("json", "gpu-readings", "measuring-memory", "task")),
+]
+"""Where the fields of the documents are described."""
+SCHEMAS = sorted((ROOT / "src/flatout/reporting/schemas").glob("*.json"))
 MACHINE = Machine(
     device=Device(kind="cpu", name="Test CPU", memory_bytes=8 * 1024**3),
     logical_cores=4,
@@ -35,8 +42,17 @@ def shown(verb):
 
 
 def unnamed(keys):
-    page = (DOCS / "json.md").read_text()
-    return [key for key in keys if f"`{key}`" not in page]
+    pages = "".join(path.read_text() for path in FIELDS)
+    return [key for key in keys if f"`{key}`" not in pages]
+
+
+def keys_of(schema):
+    """Return the names of all fields in a JSON Schema, those of nested records too."""
+    if isinstance(schema, list):
+        return {key for item in schema for key in keys_of(item)}
+    if not isinstance(schema, dict):
+        return set()
+    return {*schema.get("properties", ()), *keys_of(list(schema.values()))}
 
 
 def names(kind):
@@ -70,6 +86,11 @@ def test_every_field_of_an_ablation_is_named(tuned):
     assert (
         unnamed([*plain, *plain["best"], *plain["rows"][0], *plain["rows"][0]["loss_check"]]) == []
     )
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
+def test_every_field_of_a_schema_is_named(path):
+    assert unnamed(sorted(keys_of(json.loads(path.read_text())))) == []
 
 
 @pytest.mark.parametrize("kind", [Contrast, Quantity, Check, Finding, LossCheck])

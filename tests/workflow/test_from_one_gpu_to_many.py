@@ -1,4 +1,4 @@
-"""The README's section on many GPUs and the examples of the pages, run with gloo."""
+"""The commands and the examples of the page on several GPUs, run with gloo."""
 
 import json
 import shlex
@@ -16,8 +16,8 @@ FLATOUT = str(Path(sys.executable).parent / "flatout")
 
 
 def shown():
-    """Return the commands of the README's section, in ranks of the CPU instead of GPUs."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").partition(SECTION)[2]
+    """Return the commands of the page's first section, in ranks of the CPU instead of GPUs."""
+    text = (ROOT / "docs/several-gpus.md").read_text(encoding="utf-8").partition(SECTION)[2]
     lines = text.partition("```sh\n")[2].partition("```")[0].splitlines()
     return [
         line if line.startswith("flatout plan") else line.replace("--gpus 4", "--ranks 2")

@@ -14,15 +14,15 @@ from flatout.records.errors import unknown
 
 SUMMARIES = {
     "demo": "Make a starved training job from photographs, tune it, show the table.",
-    "doctor": "Look at everything around a training that decides how fast it runs.",
+    "doctor": "Check everything around a training that decides how fast it runs.",
     "measure": "Show where the time and the memory of a training step go.",
     "check": "Find what makes trainings slow, large or wrong in their source.",
     "tune": "Try what would help, keep what measurably does, prove it.",
     "survey": "Show what each known method does to speed and memory here.",
     "run": "Train with a recipe: the real training, the unmodified script.",
     "patch": "Write a recipe as a diff of the script.",
-    "plan": "Say whether a training step fits a GPU that does not exist here.",
-    "roofline": "Show what the device can do, and how near each matrix product comes to it.",
+    "plan": "Say whether a training step fits a GPU that you do not have.",
+    "roofline": "Show peak throughput, and how close each matrix product gets.",
     "pack": "Put a data set into a fast, shuffled, resumable format.",
     "container": "Write a Dockerfile with the stack that was measured.",
     "watch": "Show a running job, the GPUs and the host, live.",

@@ -14,7 +14,7 @@ SCHEMA = "flatout.doctor/1"
 @json_option
 @language_option
 def command(json_path: Path | None, language: str) -> int:
-    """Look at everything around a training that decides how fast it runs.
+    """Check everything around a training that decides how fast it runs.
 
     Ends with exit code 1 when something would keep a training from running where it should.
     """

@@ -71,7 +71,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     html_path: Path | None,
     snapshot_path: Path | None,
 ) -> int:
-    """Say whether a training step fits a GPU that does not exist here.
+    """Say whether a training step fits a GPU that you do not have.
 
     And what would make it fit. Nothing is trained, and no GPU is needed. The numbers were not
     compared with a GPU yet. With --gpus or --hosts it says first how many GPUs are worth it, and

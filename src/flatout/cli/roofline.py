@@ -49,7 +49,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     limit_s: float,
     recipe_path: Path | None,
 ) -> int:
-    """Show what the device can do, and how near each matrix product comes to it.
+    """Show peak throughput, and how close each matrix product gets.
 
     Without SCRIPT the ceilings of the device alone: matrix products in each arithmetic, memory,
     copies. With it every distinct product of a training step, timed alone, against them.

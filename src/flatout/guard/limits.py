@@ -2,7 +2,7 @@
 
 Source of the numbers: the guard study of 2026-11-20 on torch 2.13 CPU (six models, 84 + 108 honest
 runs and 166 + 204 faulty ones, calibration and held-out sets apart), written down in
-`docs/guard.md`. On an H200 every fault of the tests was rejected by them.
+`docs/guard-limits.md`. On an H200 every fault of the tests was rejected by them.
 """
 
 import math

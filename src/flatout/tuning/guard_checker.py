@@ -29,7 +29,7 @@ LATEST = 4
 
 
 def calibration_technique() -> str:
-    """Return what shows each tensor's natural scale of rounding; see docs/guard.md.
+    """Return what shows each tensor's natural scale of rounding; see docs/guard-checks.md.
 
     It serves rounding techniques too, and CPUs without bf16 units: it need not be fast, only less
     exact.

@@ -1,4 +1,4 @@
-"""The command `plan`: will a step fit a GPU that does not exist here, and what would help."""
+"""The command `plan`: will a step fit a GPU that you do not have, and what would help."""
 
 import os
 import time
