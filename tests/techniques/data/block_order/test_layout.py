@@ -13,7 +13,6 @@ from flatout.techniques.data.block_order.layout import (
     arrange,
     block_shuffle,
     layout_of,
-    lying_order,
 )
 from tests.data.packs import Items, image_folder, packed
 from tests.data.page_cache import cached_pages, evict, wait_for
@@ -60,30 +59,6 @@ def lying(monkeypatch):
     """Return what sets how a data set lies, where only the order matters."""
     module = "flatout.techniques.data.block_order.layout"
     return lambda layout: monkeypatch.setattr(f"{module}.layout_of", lambda _: layout)
-
-
-def test_files_lie_in_the_order_of_their_inodes(tmp_path):
-    for name in "dacb":
-        (tmp_path / name).write_text("x")
-    paths = [str(tmp_path / name) for name in "abcd"]
-
-    order = lying_order(paths)
-
-    inodes = [os.stat(paths[number]).st_ino for number in order]
-    assert inodes == sorted(inodes)
-    assert sorted(order) == [0, 1, 2, 3]
-
-
-def test_a_link_lies_where_its_file_is(tmp_path):
-    for name in ("first", "second"):
-        (tmp_path / name).write_text("x")
-    (tmp_path / "a").symlink_to(tmp_path / "second")
-
-    inodes = {name: os.stat(tmp_path / name).st_ino for name in ("first", "a")}
-    first, second = lying_order([str(tmp_path / "a"), str(tmp_path / "first")])
-
-    assert first == int(inodes["first"] < inodes["a"])
-    assert second == 1 - first
 
 
 def test_a_folder_of_sorted_files_is_read_in_blocks_that_mix_like_a_shuffle(sorted_folder):

@@ -138,10 +138,11 @@ block={n} must be one of {sizes}
     block={n}: {sizes} 중 하나여야 합니다
 an epoch has {n} of {samples} samples once, with {jumps} jumps on storage in blocks of {block} and
 windows of {window}, from a store that was shuffled when it was packed
-    에폭 하나에 샘플 {samples}개 중 {n}개가 한 번씩 나오고, {block}개씩의 블록과 {window}개짜리 윈도로
-    저장 장치에서 {jumps}번 건너뛰며, 저장소는 패킹할 때 섞였습니다
+    에폭 하나에 샘플 {samples}개 중 {n}개가 한 번씩 나오고, {block}개씩의 블록과 {window}개짜리
+    윈도로 저장 장치에서 {jumps}번 건너뛰며, 저장소는 패킹할 때 섞였습니다
 an epoch has {n} of {samples} samples once, with {jumps} jumps on storage in blocks of {block} and
 windows of {window}, and classes fall into batches {ratio} times as unevenly as by a full shuffle
-    에폭 하나에 샘플 {samples}개 중 {n}개가 한 번씩 나오고, {block}개씩의 블록과 {window}개짜리 윈도로
-    저장 장치에서 {jumps}번 건너뛰며, 클래스는 전체 셔플의 {ratio}배로 고르지 않게 배치에 들어갑니다
+    에폭 하나에 샘플 {samples}개 중 {n}개가 한 번씩 나오고, {block}개씩의 블록과 {window}개짜리
+    윈도로 저장 장치에서 {jumps}번 건너뛰며, 클래스는 전체 셔플의 {ratio}배로 고르지 않게 배치에
+    들어갑니다
 """

@@ -1,12 +1,12 @@
 """How the samples of a data set lie on storage, and how well blocks of neighbours mix.
 
 `arrange` finds it out: records of a packed store lie as they were stored, files in the order of
-their inode numbers. It takes the largest blocks of neighbours that mix as well as a shuffle, counted
-by the classes in a batch. `BlockShuffle` is the sampler, `block_shuffle` makes one for any script.
+their inode numbers. It takes the largest blocks of neighbours that mix as well as a shuffle, as
+counted by the classes in a batch. `BlockShuffle` is the sampler, `block_shuffle` makes one for any
+script.
 """
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 
 from flatout.data.caching import free_memory_bytes
 from flatout.data.dataset_matching import Stored, find_store, store_behind
+from flatout.data.file_order import folder_classes, lying_order
 from flatout.data.packed_store import Ahead, Ask, asking_files
 from flatout.data.sampler import (
     MAX_BLOCK,
@@ -103,36 +104,10 @@ def _of_files(dataset: Any, path_of: FindFile) -> Layout:
     )
 
 
-def lying_order(paths: Sequence[str]) -> Places:
-    """Return the numbers of files in the order in which they lie, as far as inode numbers tell.
-
-    File systems give neighbouring inodes to files that are written one after the other, and lay
-    their bytes down near them. A folder's own entries tell the numbers: no file is asked.
-    """
-    folders: dict[str, tuple[int, dict[str, int]]] = {}
-    keys = np.empty((2, len(paths)), dtype=np.uint64)
-    for number, path in enumerate(paths):
-        folder, _, name = path.rpartition(os.sep)
-        if folder not in folders:
-            folders[folder] = _inodes(Path(folder or os.sep))
-        device, inodes = folders[folder]
-        keys[:, number] = inodes.get(name) or Path(path).stat().st_ino, device
-    order: Places = np.lexsort(keys)
-    return order
-
-
-def _inodes(folder: Path) -> tuple[int, dict[str, int]]:
-    """Return device and inode numbers of a folder's files; a link's file is elsewhere."""
-    with os.scandir(folder) as entries:
-        inodes = {entry.name: entry.inode() for entry in entries if not entry.is_symlink()}
-    return folder.stat().st_dev, inodes
-
-
 def _classes(dataset: Any, paths: Sequence[str]) -> np.ndarray[Any, Any]:
     """Return the class of each sample: its folder, or what torchvision calls `targets`."""
-    folders = [path.rpartition(os.sep)[0] for path in paths]
-    if len(set(folders)) > 1:
-        classes: np.ndarray[Any, Any] = np.unique(folders, return_inverse=True)[1].reshape(-1)
+    classes = folder_classes(paths)
+    if classes is not None:
         return classes
     targets = np.asarray(getattr(dataset, "targets", ()))
     if targets.shape != (len(paths),) or targets.dtype == object:
@@ -283,8 +258,8 @@ be counted
     없습니다
 blocks of neighbours mix {ratio} times as unevenly as a shuffle at best: `flatout pack` writes a
 store that is shuffled
-    이웃한 블록은 가장 나아도 셔플의 {ratio}배로 고르지 않게 섞입니다. `flatout pack`은 섞인 저장소를
-    씁니다
+    이웃한 블록은 가장 나아도 셔플의 {ratio}배로 고르지 않게 섞입니다. `flatout pack`은 섞인
+    저장소를 씁니다
 two windows of {n} samples take {size}, more than {share} of the free memory ({room})
     샘플 {n}개짜리 윈도 두 개가 {size}로 빈 메모리({room})의 {share}를 넘습니다
 """
