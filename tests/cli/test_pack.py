@@ -161,7 +161,7 @@ def test_files_are_copied_in_shuffled_order_and_what_was_counted_is_shown(
     assert code == 0
     assert "12 files" in out
     assert "a permutation of all of them, seed 0" in out
-    assert "--only block_order train.py" in out
+    assert "flatout tune --numerics training train.py" in out
     assert result["schema"] == "flatout.pack_files/1"
     assert (result["files"], result["seed"]) == (12, 0)
     assert sorted(path.name for path in (tmp_path / "a").rglob("*.jpeg")) == [

@@ -62,7 +62,7 @@ FILES = {
 NAMES = (
     "flatout pack tune runs DST encode data open before after json out packed skipped jsonl jpg "
     "xff raw qoi original photos min uint MiB KiB GiB bytes JPEG CPU RGB AMD EPYC "
-    "numerics training only block order train"
+    "numerics training train"
 )
 """Names, units and commands, which are the same in each language."""
 

@@ -83,7 +83,7 @@ def render_files(found: Mapping[str, Any], *, width: int = 80, language: str = E
     lines = [*wrapped(say.text(head), width), ""]
     for name, text in facts.items():
         lines += labelled(padded(say(f"pack.{name}"), size), say.text(text), width)
-    command = "flatout tune --numerics training --only block_order train.py"
+    command = "flatout tune --numerics training train.py"
     return _lines([*lines, "", *labelled(say("label.next"), command, width)], say)
 
 

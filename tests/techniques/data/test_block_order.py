@@ -126,6 +126,22 @@ def test_a_store_that_another_technique_puts_under_the_loader_is_followed(tmp_pa
     assert [("cat", "dog", "owl")[label] for label in labels] == names
 
 
+def test_files_are_not_asked_for_where_a_store_in_another_order_has_their_images(
+    tmp_path, pictures
+):
+    packed(tmp_path / "images", tmp_path / "store")
+    turned = Numbered(pictures.paths[::-1])
+    technique = BlockOrder()
+    stored = PackedData(path=str(tmp_path / "store")).loader(technique.loader(asked(turned)))
+    built = DataLoader(**stored)
+
+    found = [batch[1].tolist() for batch in technique.epoch(built)]
+
+    assert built.sampler.arrangement.layout.ask is len
+    assert sorted(sum(found, [])) == list(range(24))
+    assert "24 of 24 samples once" in technique.end()
+
+
 def test_a_store_packed_from_files_says_that_it_was_shuffled(tmp_path):
     lines = [f'{{"n": {n}}}' for n in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))

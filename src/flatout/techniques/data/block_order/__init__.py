@@ -10,7 +10,6 @@ How it is checked: as a training technique: every sample comes once an epoch, an
 batches as evenly as by a shuffle, both counted; which samples share a batch changes.
 """
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -91,16 +90,18 @@ Where the training loader is made:
 
     def epoch(self, loader: Any) -> Any:
         """Follow a packed store that another technique put under the loader since."""
-        from flatout.data.dataset_matching import find_store
+        from flatout.data.dataset_matching import is_packed
         from flatout.data.proof.sampler_draws import sampler_of
         from flatout.techniques.data.block_order.layout import BlockShuffle
 
         sampler = sampler_of(vars(loader))
-        if isinstance(sampler, BlockShuffle) and find_store(loader.dataset) is not None:
-            batch_size = loader.batch_sampler.batch_size
-            # Where the store is of no use for it, the order of the files stays: no half of it.
-            with contextlib.suppress(NotApplicable):
+        if isinstance(sampler, BlockShuffle) and is_packed(loader.dataset):
+            try:
+                batch_size = loader.batch_sampler.batch_size
                 sampler.arrangement = self._arranged(loader.dataset, batch_size)
+            except NotApplicable:
+                # The order is under way, as good as any; its files are no longer what is read.
+                sampler.arrangement = sampler.arrangement.unread()
         return loader
 
     def end(self) -> str:

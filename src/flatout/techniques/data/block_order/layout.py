@@ -135,6 +135,10 @@ class Arrangement:
             len(self.layout.numbers), seed=seed, epoch=0, block=self.block, window=self.window
         )
 
+    def unread(self) -> "Arrangement":
+        """Return the same order of samples that come from elsewhere: nothing is asked for."""
+        return replace(self, layout=replace(self.layout, ask=len))
+
     def once(self) -> int:
         """Return how many samples an epoch has exactly once."""
         order = np.concatenate(self.windows(0))
