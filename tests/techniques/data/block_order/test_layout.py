@@ -9,7 +9,7 @@ from flatout.data.caching import free_memory_bytes
 from flatout.data.sampler import unevenness
 from flatout.records.errors import NotApplicable
 from flatout.techniques.data.block_order.layout import (
-    Layout,
+    StorageLayout,
     arrange,
     block_shuffle,
     layout_of,
@@ -51,7 +51,7 @@ def sorted_folder(tmp_path_factory):
 def made_up(classes):
     """Return the layout of samples of these classes, of which nothing has to be read."""
     numbers = np.arange(len(classes))
-    return Layout(numbers=numbers, classes=classes, ask=len, sample_bytes=1.0)
+    return StorageLayout(numbers=numbers, classes=classes, ask=len, sample_bytes=1.0)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from flatout.data.caching import free_memory_bytes
-from flatout.data.dataset_matching import Stored, find_store, store_behind
+from flatout.data.dataset_matching import Stored, find_store, is_packed, store_behind
 from flatout.data.file_order import folder_classes, lying_order
 from flatout.data.packed_store import Ahead, Ask, asking_files
 from flatout.data.sampler import (
@@ -47,7 +47,7 @@ WEIGHED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class StorageLayout:
     """The samples of a data set in the order in which they lie."""
 
     numbers: Places
@@ -59,18 +59,18 @@ class Layout:
     sample_bytes: float
 
 
-def layout_of(dataset: Any) -> Layout:
+def layout_of(dataset: Any) -> StorageLayout:
     """Return how the samples of a map-style data set lie.
 
     Raises:
         NotApplicable: if neither records nor files are known, or nothing tells their classes.
     """
-    if find_store(dataset) is not None:
+    if is_packed(dataset) or find_store(dataset) is not None:
         return _of_records(store_behind(dataset))
     return _of_files(dataset, files_of(dataset))
 
 
-def _of_records(stored: Stored) -> Layout:
+def _of_records(stored: Stored) -> StorageLayout:
     store = stored.store
     classes = store.labels()
     if classes is None and store.header.order != "shuffled":
@@ -78,7 +78,7 @@ def _of_records(stored: Stored) -> Layout:
             "the store keeps the order of its source and has no labels: how well its blocks mix "
             "cannot be counted"
         )
-    return Layout(
+    return StorageLayout(
         numbers=stored_numbers(store) if stored.is_reordered else np.arange(len(store)),
         classes=classes,
         ask=stored.will_need,
@@ -86,7 +86,7 @@ def _of_records(stored: Stored) -> Layout:
     )
 
 
-def _of_files(dataset: Any, path_of: FindFile) -> Layout:
+def _of_files(dataset: Any, path_of: FindFile) -> StorageLayout:
     paths = [path_of(number) or "" for number in range(len(dataset))]
     if not all(paths):
         raise NotApplicable("no list of the data set names the files that its samples open")
@@ -96,7 +96,7 @@ def _of_files(dataset: Any, path_of: FindFile) -> Layout:
         sample_bytes = sum(Path(path).stat().st_size for path in weighed) / max(1, len(weighed))
     except OSError as error:
         raise NotApplicable(f"a file of the data set cannot be looked at: {error}") from None
-    return Layout(
+    return StorageLayout(
         numbers=numbers,
         classes=_classes(dataset, paths)[numbers],
         ask=asking_files(path_of),
@@ -122,7 +122,7 @@ def _classes(dataset: Any, paths: Sequence[str]) -> np.ndarray[Any, Any]:
 class Arrangement:
     """In what blocks the samples of a data set are read, and what was counted of that order."""
 
-    layout: Layout
+    layout: StorageLayout
     block: int
     window: int
     uneven: float | None = None
