@@ -17,7 +17,7 @@ import numpy as np
 from flatout.data.caching import free_memory_bytes
 from flatout.data.dataset_matching import Stored, find_store, is_packed, store_behind
 from flatout.data.file_order import folder_classes, lying_order
-from flatout.data.packed_store import Ahead, Ask, asking_files
+from flatout.data.packed_store import CAN_ADVISE, Ahead, Ask, asking_files
 from flatout.data.sampler import (
     MAX_BLOCK,
     MIN_WINDOW,
@@ -154,8 +154,11 @@ def arrange(dataset: Any, batch_size: int, *, block: int = MAX_BLOCK) -> Arrange
 
     Raises:
         NotApplicable: if none does, if nothing tells how the samples lie or what their classes are,
-            or if two windows of the smallest kind do not fit into memory.
+            if two windows of the smallest kind do not fit into memory, or if the system takes no
+            advice on what will be read.
     """
+    if not CAN_ADVISE:
+        raise NotApplicable("this system has no posix_fadvise")
     layout, least = layout_of(dataset), math.inf
     windows = _affordable(len(layout.numbers), layout.sample_bytes)
     while block >= LEAST_BLOCK:
