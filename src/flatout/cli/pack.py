@@ -130,9 +130,8 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
     if not source or not destination:
         raise click.UsageError("SRC and DST are needed: what to pack, and where to")
     if files:
-        if encode != "original" or short_side or tokenizer or keep_order or verify:
-            raise click.UsageError("--files copies files as they are; --seed alone goes with it")
-        return copy_files(source, destination, seed, json_path, language)
+        is_alone = encode == "original" and not (short_side or tokenizer or keep_order or verify)
+        return copy_files(source, destination, seed, is_alone, json_path, language)
     if short_side and encode in ("original", "tokens"):
         raise click.UsageError(f"--short-side needs --encode raw, jpeg, qoi or zstd, not {encode}")
     options = PackOptions(
@@ -178,13 +177,20 @@ def compare_formats(
 
 
 def copy_files(
-    source: str, destination: Path, seed: int, json_path: Path | None, language: str = ENGLISH
+    source: str,
+    destination: Path,
+    seed: int,
+    is_alone: bool,
+    json_path: Path | None,
+    language: str = ENGLISH,
 ) -> int:
     """Copy a folder of files in shuffled order, and show what was counted of it."""
     from flatout.reporting.documents import write_json
     from flatout.reporting.pack import render_files
     from flatout.workflow.pack import shuffle_files
 
+    if not is_alone:
+        raise click.UsageError("--files copies files as they are; --seed alone goes with it")
     try:
         with progress(language) as tell, heeding_ctrl_c(tell) as heeding:
             found = shuffle_files(source, destination, seed=seed, tell=heeding).to_json()
