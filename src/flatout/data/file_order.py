@@ -123,7 +123,8 @@ def _begin(folder: Path, plan: dict[str, Any]) -> int:
     if not path.is_file():
         write_whole(path, json.dumps(plan).encode())
         return 0
-    before, copied = None, 0
+    before: Any = None
+    copied = 0
     try:
         before = read_json(path)
         if (folder / STAGING / COPIED).is_file():
