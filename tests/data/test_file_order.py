@@ -81,6 +81,21 @@ def test_a_copy_that_was_ended_goes_on_where_all_was_flushed(
     assert again[-1].done_share == 1.0
 
 
+def test_what_a_copy_that_was_killed_at_its_end_left_is_of_no_other(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(file_order, "SYNC_FILES", 200)
+    (tmp_path / "out/.pack").mkdir(parents=True)
+    (tmp_path / "out/.pack/copied.json").write_text('{"files": 600}')
+
+    def end(_progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copied(source, tmp_path / "out", end)
+    copied(source, tmp_path / "out")
+
+    assert contents(tmp_path / "out") == contents(source)
+
+
 @pytest.mark.parametrize("change", ["seed", "file", "another pack"])
 def test_a_copy_goes_on_only_with_what_it_began_with(source, tmp_path, change):
     def end(_progress):

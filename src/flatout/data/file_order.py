@@ -121,6 +121,7 @@ def _begin(folder: Path, plan: dict[str, Any]) -> int:
     if (folder / HEADER).is_file():
         raise UserError(f"{folder} is not empty; choose a folder that does not exist yet")
     if not path.is_file():
+        (folder / STAGING / COPIED).unlink(missing_ok=True)  # of a copy that was killed at its end
         write_whole(path, json.dumps(plan).encode())
         return 0
     before: Any = None
