@@ -71,7 +71,7 @@ def test_what_was_counted_of_a_block_order_is_noted():
 
     assert [(item.technique, item.status) for item in trial.applied] == [("block_order", "applied")]
     (note,) = [note for note in trial.profile.notes if code_of(note) == TECHNIQUE_NOTE]
-    assert note.startswith("the technique block_order: an epoch has 64 of 64 samples once, with 1 ")
+    assert note.startswith("what block_order found at its end: an epoch has 64 of 64 samples once")
     assert "샘플 64개 중 64개" in messages("ko").text(note)
 
 

@@ -440,6 +440,6 @@ def test_what_the_techniques_of_the_recipe_say_at_their_end_is_noted(tmp_path):
     ablation = run(world, tmp_path, only=tuple(said))
 
     assert ablation.recipe.names == ("bf16_autocast",)
-    assert [note for note in ablation.notes if "the technique" in note] == [
-        "the technique bf16_autocast: 2 of 3 modules replaced"
+    assert [note for note in ablation.notes if "found at its end" in note] == [
+        "what bf16_autocast found at its end: 2 of 3 modules replaced"
     ]
