@@ -39,7 +39,7 @@ CONFIDENCE = 0.95
 
 
 def run(bench: Bench) -> Record:
-    """Tune the demo's job, then train it to its end with each seed, as it is and with the recipe."""
+    """Tune the demo's job, then train it to its end with each seed, without and with the recipe."""
     parts = bench.parts or bench.work / "parts"
     parts.mkdir(parents=True, exist_ok=True)
     ablation = tuned(bench, parts)
