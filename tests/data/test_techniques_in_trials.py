@@ -13,9 +13,10 @@ import pytest
 from flatout.agent.guard.record import read_record
 from flatout.guard.judge import judge
 from flatout.hardware.machine import read_machine
+from flatout.records.messages import code_of, messages
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
-from flatout.records.trial import Outcome, Workload
+from flatout.records.trial import TECHNIQUE_NOTE, Outcome, Workload
 from flatout.tuning.trials import TrialOptions, run_trial
 from tests.paths import ROOT
 
@@ -63,6 +64,15 @@ def test_techniques_are_applied_and_nothing_fails(arguments, names):
         (name, "applied") for name in names
     ], trial.applied
     assert trial.details["errors"] == []
+
+
+def test_what_was_counted_of_a_block_order_is_noted():
+    trial = trial_of(("sorted", "2"), recipe_of("block_order"))
+
+    assert [(item.technique, item.status) for item in trial.applied] == [("block_order", "applied")]
+    (note,) = [note for note in trial.profile.notes if code_of(note) == TECHNIQUE_NOTE]
+    assert note.startswith("what block_order found at its end: an epoch has 64 of 64 samples once")
+    assert "샘플 64개 중 64개" in messages("ko").text(note)
 
 
 def test_a_technique_that_refuses_says_its_own_reason():

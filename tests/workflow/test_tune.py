@@ -8,6 +8,7 @@ import pytest
 
 from flatout.records.ablation import LossCheck, Verdict, ablation_from_json
 from flatout.records.machine import Device, Machine
+from flatout.records.messages import words
 from flatout.records.profile import (
     LoaderFacts,
     ModelFacts,
@@ -17,7 +18,7 @@ from flatout.records.profile import (
     Spread,
 )
 from flatout.records.technique import Numerics
-from flatout.records.trial import Applied, Outcome, Trial, Workload
+from flatout.records.trial import TECHNIQUE_NOTE, Applied, Outcome, Trial, Workload
 from flatout.reporting.tuning.verdict import verdict_of
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 
@@ -49,6 +50,8 @@ class World:
     looked: list[str] = field(default_factory=list)
     load: dict[str, float] = field(default_factory=dict)
     interrupt_after: int = 10**9
+    said: dict[str, str] = field(default_factory=dict)
+    """What techniques that act say at their end."""
 
     def __post_init__(self):
         self.random = random.Random(self.seed)
@@ -71,7 +74,14 @@ class World:
         return Trial(
             recipe=recipe,
             outcome=Outcome.OK,
-            profile=profile(step_ms),
+            profile=replace(
+                profile(step_ms),
+                notes=tuple(
+                    words(TECHNIQUE_NOTE, technique=name, why=self.said[name])
+                    for name in recipe.names
+                    if name in self.said
+                ),
+            ),
             applied=tuple(Applied(technique=n, status="applied") for n in recipe.names),
             wall_s=1.0,
             details={"load": self.load},
@@ -421,3 +431,15 @@ def test_with_time_for_one_more_the_open_techniques_go_together_before_a_lesser_
 
     assert any(row.together_with for row in ablation.rows)
     assert "not tried, no time: fused_optimizer" in " ".join(ablation.notes)
+
+
+def test_what_the_techniques_of_the_recipe_say_at_their_end_is_noted(tmp_path):
+    said = {"bf16_autocast": "2 of 3 modules replaced", "fused_optimizer": "nothing"}
+    world = World({"bf16_autocast": 0.6, "fused_optimizer": 1.5}, said=said)
+
+    ablation = run(world, tmp_path, only=tuple(said))
+
+    assert ablation.recipe.names == ("bf16_autocast",)
+    assert [note for note in ablation.notes if "found at its end" in note] == [
+        "what bf16_autocast found at its end: 2 of 3 modules replaced"
+    ]
