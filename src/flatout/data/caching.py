@@ -129,11 +129,7 @@ class ByteStore:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, int]:
-        """Return how a spawned process finds the memory: through this process, while it lives.
-
-        Raises:
-            NotApplicable: if the system has no way to find it.
-        """
+        """Return how a spawned process finds the memory: through this process, while it lives."""
         if not can_be_sent():
             raise NotApplicable(NO_WAY)
         return {

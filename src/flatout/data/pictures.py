@@ -54,11 +54,7 @@ def is_pil(value: Any) -> bool:
 
 
 def check_encoding(encoding: Encoding) -> None:
-    """Make sure that what an encoding needs is installed.
-
-    Raises:
-        UserError: with the line that installs what is missing.
-    """
+    """Make sure that what an encoding needs is installed."""
     missing = [name for name in NEEDS.get(encoding.kind, ()) if not importlib.util.find_spec(name)]
     if missing:
         raise UserError(
@@ -68,11 +64,7 @@ def check_encoding(encoding: Encoding) -> None:
 
 
 def from_source(value: Any) -> bytes:
-    """Return the payload of an image as the source has it: a file's bytes, or a Pillow image.
-
-    Raises:
-        BadSample: if it is no whole image.
-    """
+    """Return the payload of an image as the source has it: a file's bytes, or a Pillow image."""
     if is_pil(value):
         if value.mode not in CHANNELS:
             raise BadSample(f"the image's mode is {value.mode}; convert it to L, RGB or RGBA")
@@ -108,11 +100,7 @@ def _encoded(payload: bytes, encoding: Encoding) -> bytes:
 
 
 def open_image(payload: memoryview) -> "Image.Image":
-    """Return the image as Pillow gives it, in its own mode.
-
-    Raises:
-        BadSample: if Pillow does not know it, or refuses it for its size.
-    """
+    """Return the image as Pillow gives it, in its own mode."""
     from PIL import Image, UnidentifiedImageError
 
     if payload[0] in (ORIGINAL, JPEG):
@@ -126,11 +114,7 @@ def open_image(payload: memoryview) -> "Image.Image":
 
 
 def pixels(payload: memoryview) -> Pixels:
-    """Return the pixels as (height, width, channels); of a file as RGB.
-
-    Raises:
-        BadSample: if they are damaged.
-    """
+    """Return the pixels as (height, width, channels); of a file as RGB."""
     try:
         return _pixels(payload)
     except (BadSample, UserError):
@@ -162,9 +146,6 @@ def _check_size(told: int, held: int) -> None:
     Args:
         told: bytes of the pixels by the size in front of them.
         held: bytes that the compressed data can give.
-
-    Raises:
-        BadSample: if the two differ, or are too many.
     """
     if told > MAX_PIXEL_BYTES or told != held:
         raise BadSample(f"the image is damaged or too large: it tells of {told} bytes of pixels")
@@ -199,9 +180,6 @@ def check_file(data: bytes) -> None:
 
     Signature and end are looked at, which is quick; where they are not as expected, Pillow
     decodes the image. Damage in the middle of a file that still decodes is not seen.
-
-    Raises:
-        BadSample: if it is empty, cut off, or no image.
     """
     if not data:
         raise BadSample("the file is empty")
@@ -271,9 +249,6 @@ def _damage_named() -> Iterator[None]:
 
     Its decoders raise nearly every class of exception; that of an image too large to be harmless
     is not even an `OSError`. One such file must not end a pack that leaves bad samples out.
-
-    Raises:
-        BadSample: for every exception but a package that is missing.
     """
     from PIL import Image
 

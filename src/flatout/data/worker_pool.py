@@ -62,11 +62,7 @@ def _done_here(job: Job, number: int, tick: Tick) -> Any:
 
 @contextmanager
 def failures_worded() -> Iterator[None]:
-    """Say of a failed read or write what it is, as for the jobs: full disks are no defects.
-
-    Raises:
-        UserError: for every `OSError` inside.
-    """
+    """Say of a failed read or write what it is, as for the jobs: full disks are no defects."""
     try:
         yield
     except OSError as error:

@@ -36,9 +36,6 @@ def ask_module(
         arguments: its own.
         job: what it reads as JSON from its standard input.
         limit_s: how long it may take.
-
-    Raises:
-        ValueError: if it takes longer or fails; ends with its own last line.
     """
     try:
         done = subprocess.run(
@@ -145,11 +142,7 @@ def forget_peaks(wanted: PeaksOf, cache: Path) -> None:
 
 
 def measure_in_child(wanted: PeaksOf, python: str) -> Peaks:
-    """Measure in a fresh process: torch is not imported here, and no context stays on a device.
-
-    Raises:
-        ValueError: if this device or arithmetic cannot be measured; says why.
-    """
+    """Measure in a fresh process: torch is not imported here, and no context stays on a device."""
     if wanted.device_kind not in SIZES:
         raise ValueError(words("peak.no_device", kind=wanted.device_kind))
     if wanted.dtype not in DTYPES:

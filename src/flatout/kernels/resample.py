@@ -109,11 +109,7 @@ def _get_pointer() -> Any:
 
 @functools.cache
 def find_order() -> Order:
-    """Return how this Pillow orders the passes.
-
-    Raises:
-        NotApplicable: if there is no compiler, or this Pillow resamples in another way.
-    """
+    """Return how this Pillow orders the passes."""
     from PIL import Image
 
     core: Any = vars(Image)["core"]
@@ -129,9 +125,6 @@ def order_by(is_same: Callable[[Any, Size, int, Box, Order], bool], kinds: Set[i
     Args:
         is_same: tells it of a picture, a size, a filter, a box and an order.
         kinds: filters that are tried.
-
-    Raises:
-        NotApplicable: if there is none.
     """
     cases = [_case(random.Random(number), kinds) for number in range(TRIED)]
     for order in ORDERS:

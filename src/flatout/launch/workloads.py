@@ -77,11 +77,7 @@ def _unwrapped(words: list[str]) -> list[str]:
 
 
 def _script_after(start: str, rest: list[str]) -> list[str]:
-    """Return the words after a start such as `python`.
-
-    Raises:
-        UserError: if no script follows, or an option that flatout would have to pass on.
-    """
+    """Return the words after a start such as `python`."""
     if not rest:
         raise UserError(f"{start} needs a script, as in: flatout measure {start} train.py")
     if rest[0].startswith("-") and rest[0] != MODULE:

@@ -67,11 +67,7 @@ def names() -> tuple[str, ...]:
 
 
 def technique_class(name: str) -> type[Technique]:
-    """Return the class of a technique.
-
-    Raises:
-        UserError: if there is none of that name; the nearest one is named.
-    """
+    """Return the class of a technique."""
     modules = _modules()
     if name not in modules:
         raise UserError(unknown("technique", name, modules))

@@ -49,9 +49,6 @@ def make_job(out: Path, images: int = 0) -> Workload:
     Args:
         out: The folder for it.
         images: How many photographs; by default the demo's number.
-
-    Raises:
-        UserError: if a package is missing or the folder cannot be written.
     """
     missing = [name for module, name in PACKAGES.items() if not importlib.util.find_spec(module)]
     if missing:

@@ -81,11 +81,7 @@ class RunPlan:
 
 
 def read_plan(path: Path) -> RunPlan:
-    """Read the plan that `flatout plan --json` wrote.
-
-    Raises:
-        UserError: if there is none.
-    """
+    """Read the plan that `flatout plan --json` wrote."""
     try:
         plain = read_json(path)
         return RunPlan(
@@ -228,9 +224,6 @@ def asked_ranks(gpus: int | None, ranks: int | None, *, is_here: bool = True) ->
         gpus: Of each host, one for each process.
         ranks: Processes without GPUs.
         is_here: Whether this machine is such a host.
-
-    Raises:
-        UserError: for both options at once, and where the machine has too few GPUs.
     """
     if gpus is None:
         return ranks
@@ -253,11 +246,7 @@ def spread_over(
     hosts: Hosts = ONE_HOST,
     language: str = ENGLISH,
 ) -> tuple[Workload, Recipe]:
-    """Return what trains a script for one device, or a Task, in ranks: so many on each host.
-
-    Raises:
-        UserError: where the stage of ZeRO is not offered.
-    """
+    """Return what trains a script for one device, or a Task, in ranks: so many on each host."""
     ranks *= hosts.count
     os.environ.update(hosts.environment)
     if recipe.parallel is not None and zero:

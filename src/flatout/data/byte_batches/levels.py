@@ -150,9 +150,6 @@ def refuse_shared(pixels: Pixels, what: str) -> None:
     Args:
         pixels: the image.
         what: what happens to the image, as in "is changed in place".
-
-    Raises:
-        UnfollowableError: if someone does, who would not see the change.
     """
     lone = _references(_LONE, "lender")
     is_lent = isinstance(pixels.grid, LentGrid) and _references(pixels.grid, "lender") > lone
@@ -173,11 +170,7 @@ class Followed:
 
     @property
     def pixels(self) -> Pixels:
-        """The bytes and what became of them.
-
-        Raises:
-            UnfollowableError: if the image was computed, which may say something else by now.
-        """
+        """The bytes and what became of them."""
         if self.made is not None:
             raise UnfollowableError("a scaled image may have been written to")
         return self._pixels

@@ -152,11 +152,7 @@ class EpochStreams:
 
 
 def check_loader(loader: Any) -> None:
-    """Make sure that the workers of a loader run torch's own loop.
-
-    Raises:
-        NotApplicable: if they run another one, in which no one would hear of an epoch.
-    """
+    """Make sure that the workers of a loader run torch's own loop."""
     if type(loader)._get_iterator is not DataLoader._get_iterator:
         raise NotApplicable(f"{type(loader).__name__} has a way of its own to run its workers")
     if not hasattr(_DatasetKind, "create_fetcher") or not hasattr(torch_worker, "_generate_state"):

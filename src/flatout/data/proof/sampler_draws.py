@@ -28,11 +28,7 @@ def sampler_of(arguments: Mapping[str, Any]) -> Any:
 
 
 def check_sampler(arguments: Mapping[str, Any]) -> None:
-    """Make sure that a loader's sampler is one of torch's own, whose way to draw is known.
-
-    Raises:
-        NotApplicable: if it may be another one.
-    """
+    """Make sure that a loader's sampler is one of torch's own, whose way to draw is known."""
     from torch.utils.data import BatchSampler
 
     batch_sampler, sampler = arguments.get("batch_sampler"), sampler_of(arguments)

@@ -27,9 +27,6 @@ def open_source(target: str, *, work: Path, on_bad: str = RAISE) -> Source:
         target: what to pack.
         work: a folder for what has to be converted once (Parquet files).
         on_bad: what to do about samples that can already be seen to be bad.
-
-    Raises:
-        UserError: if nothing is there, or nothing that can be packed.
     """
     path = Path(target).expanduser()
     if path.is_dir():

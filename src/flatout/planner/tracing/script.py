@@ -106,11 +106,7 @@ class ScriptTracer:
         """The batch of a script in which there is nothing to put another one in the place of."""
 
     def trace(self, asked: TraceRequest) -> MemoryStream:
-        """Return the allocations of the script's first steps.
-
-        Raises:
-            UserError: if it cannot be traced; the text says why.
-        """
+        """Return the allocations of the script's first steps."""
         if self.fixed is not None and asked.batch not in (None, self.fixed):
             raise UserError(_other_batch(asked.batch, self.fixed))
         reply = self._run(asked, asked.device)

@@ -54,11 +54,7 @@ def codes_of_wrong_training(*, of_ranks: bool) -> frozenset[str]:
 
 
 def selected(select: Collection[str], ignore: Collection[str]) -> frozenset[str]:
-    """Return the codes that `select` and `ignore` leave; an entry is a code or its letters.
-
-    Raises:
-        UserError: if an entry is neither.
-    """
+    """Return the codes that `select` and `ignore` leave; an entry is a code or its letters."""
     known = codes()
     groups = {code.rstrip("0123456789") for code in known}
     for entry in (*select, *ignore):
