@@ -177,12 +177,7 @@ def trainings_of(whos: Sequence[int]) -> list[slice]:
 
 
 def groups_of(rows: Sequence[Row], whos: Sequence[int]) -> list[list[list[Row]]]:
-    """Return the segments of each step, by training; those after a last step belong to none.
-
-    Args:
-        rows: What is known of each segment.
-        whos: Of each the optimizer that ended it.
-    """
+    """Return the segments of each step, by training; those after a last step belong to none."""
     found = []
     for training in trainings_of(whos) if whos else ():
         places = places_of(whos[training])

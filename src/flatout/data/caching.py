@@ -252,11 +252,6 @@ def cached(dataset: Any, store: ByteStore, watch: ChangeWatch | None = None) -> 
     script which asks `loader.dataset` anything finds what it knows. Once the script changes the
     data set, the store is left alone and the samples are the data set's own.
 
-    Args:
-        dataset: what makes the samples.
-        store: where they are kept.
-        watch: what is known of its changes; a new one where nothing is.
-
     Raises:
         NotApplicable: if an object of its class cannot be made to share its attributes.
     """

@@ -129,10 +129,7 @@ def with_stored_images(dataset: Any, store: PackedStore, root: str = "") -> Any:
     Works for any map-style data set that opens its files with Pillow; labels, transforms and
     random augmentation stay its own.
 
-    Args:
-        dataset: the user's.
-        store: packed from the files that the data set opens.
-        root: where those files lie now; by default where they lay when they were packed.
+    `root`: where the files are now, if not where they were when they were packed.
     """
     if not store.names:
         raise NotApplicable("the store does not know its samples' files by name")

@@ -222,10 +222,8 @@ class PackedStore:
 
     Can be sent to other processes: each maps the files for itself.
 
-    Args:
-        folder: of the store.
-        is_checked: whether a record's bytes are held against its checksum before they are read for
-            the first time in a process.
+    With `is_checked` the bytes of a record are held against its checksum before they are read for
+    the first time in a process.
 
     Raises:
         UserError: if there is no complete store in the folder.

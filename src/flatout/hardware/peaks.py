@@ -30,12 +30,7 @@ def ask_module(
 ) -> Any:
     """Run a module of flatout's by another Python, and return the JSON of its last line.
 
-    Args:
-        python: the interpreter; it needs torch, but flatout need not be installed there.
-        module: dotted name; run as by `python -m`, but not out of the current folder.
-        arguments: its own.
-        job: what it reads as JSON from its standard input.
-        limit_s: how long it may take.
+    The module finds the job as JSON in its standard input.
     """
     try:
         done = subprocess.run(

@@ -35,10 +35,6 @@ def parse_workload(target: str, arguments: Sequence[str]) -> Workload:
     `torchrun --nproc-per-node 2 train.py`, `accelerate launch train.py`, or the name of a command
     that is installed next to this Python.
 
-    Args:
-        target: What is where the script is.
-        arguments: Everything after it, untouched.
-
     Raises:
         UserError: if there is no such script, module or Task, or it cannot be run.
     """

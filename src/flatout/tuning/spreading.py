@@ -54,13 +54,6 @@ def find_way(
 
     One pair of each comes first, as far as there is time; then the rest of their pairs, for what
     looked fastest first.
-
-    Args:
-        history: what was measured so far.
-        search: what the user allows.
-        alone: the training on one device, with what it does not run without.
-        ranks: processes, one for each device.
-        tell: shown what is being tried.
     """
     if not _is_allowed(search):
         return replace(alone, notes=(words("spread.not_allowed", technique=setter_of("ranks")),))

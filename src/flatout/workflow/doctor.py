@@ -457,12 +457,7 @@ LISTEN_S = 0.5
 
 
 def doctor(machine: Machine, *, folder: Path | None = None) -> tuple[Check, ...]:
-    """Return what was found, most decisive first. Takes a second or two: the disk is measured.
-
-    Args:
-        machine: What `read_machine` returned.
-        folder: Where the disk is measured; the temporary folder if not given.
-    """
+    """Return what was found, most decisive first. Takes a second or two: the disk is measured."""
     found = [check(machine) for check in CHECKS]
     found.append(disk(folder or Path(tempfile.gettempdir())))
     found.append(quiet(_listen()))

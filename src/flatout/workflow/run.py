@@ -220,10 +220,7 @@ def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) 
 def asked_ranks(gpus: int | None, ranks: int | None, *, is_here: bool = True) -> int | None:
     """Return the processes that train together on a host; None where that was not asked for.
 
-    Args:
-        gpus: Of each host, one for each process.
-        ranks: Processes without GPUs.
-        is_here: Whether this machine is such a host.
+    GPUs have a process each; `ranks` are processes without.
     """
     if gpus is None:
         return ranks

@@ -36,10 +36,7 @@ from flatout.records.technique import SourceForm
 def source_fix(script: Script, form: SourceForm, settings: Mapping[str, Any]) -> Fix | None:
     """Return the edits that do permanently what a technique does, None where no place is clear.
 
-    Args:
-        script: The script to be changed.
-        form: What the technique is in source.
-        settings: The technique's settings, put in for `$name`.
+    The settings are put in for `$name`.
     """
     values = {name: str(value) for name, value in settings.items()}
     parts = step_parts(script)

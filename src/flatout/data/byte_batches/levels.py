@@ -145,12 +145,7 @@ def _references(holder: Any, name: str) -> int:
 
 
 def refuse_shared(pixels: Pixels, what: str) -> None:
-    """Make sure that no one else sees the memory of an image that may change.
-
-    Args:
-        pixels: the image.
-        what: what happens to the image, as in "is changed in place".
-    """
+    """Make sure that no one else sees the memory of an image that may change."""
     lone = _references(_LONE, "lender")
     is_lent = isinstance(pixels.grid, LentGrid) and _references(pixels.grid, "lender") > lone
     if is_lent or pixels.has_other_views():

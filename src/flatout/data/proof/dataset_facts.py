@@ -194,10 +194,7 @@ def _catches_all(code: CodeType) -> bool:
 def stand_in(dataset: Any, members: Mapping[str, Any], again: tuple[Any, ...]) -> Any:
     """Return an object of a subclass of a data set's class that shares all of its attributes.
 
-    Args:
-        dataset: what is stood in for.
-        members: of the subclass, by name.
-        again: a function and its arguments that make the same object in another process.
+    `again`: a function and its arguments that make the same object in another process.
     """
     kind = type(dataset)
     namespace = {

@@ -70,10 +70,6 @@ def drawn_early(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
 
     It draws as many as its workers make ahead when it starts, and one more with each that it hands
     out. What a sampler draws from, the script may draw from in between, or leave the epoch early.
-
-    Args:
-        batches: what the loader's batch sampler gives.
-        ahead: how many batches the workers make ahead.
     """
     drawn = deque(islice(batches, ahead))
 

@@ -23,10 +23,7 @@ COLUMNS = (".parquet", ".arrow")
 def open_source(target: str, *, work: Path, on_bad: str = RAISE) -> Source:
     """Return the source behind a path or a name; nothing of its samples is read yet.
 
-    Args:
-        target: what to pack.
-        work: a folder for what has to be converted once (Parquet files).
-        on_bad: what to do about samples that can already be seen to be bad.
+    What has to be converted once (Parquet) goes into the folder `work`.
     """
     path = Path(target).expanduser()
     if path.is_dir():

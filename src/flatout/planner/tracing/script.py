@@ -414,12 +414,7 @@ def rank_variables(world_size: int, hosts: int = 1) -> Mapping[str, str]:
 
 
 def explained(error: BaseException, what: str = "the training step") -> str:
-    """Return one line about an exception: the user's line it came from, and what it says.
-
-    Args:
-        error: what was raised.
-        what: of the script did so.
-    """
+    """Return one line about an exception: the user's line it came from, and what it says."""
     from torch._subclasses.fake_tensor import DataDependentOutputException
 
     own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]

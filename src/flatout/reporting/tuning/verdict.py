@@ -406,13 +406,7 @@ class HandChange:
 def hand_changes(
     recipe: Recipe, technique_class: Callable[[str], type[Technique]], language: str = ENGLISH
 ) -> tuple[HandChange, ...]:
-    """Return the changes of a recipe, in its order.
-
-    Args:
-        recipe: The chosen techniques.
-        technique_class: Finds the class of a technique by its name.
-        language: Of the plain words.
-    """
+    """Return the changes of a recipe, in its order."""
     say = messages(language)
     return tuple(
         HandChange(

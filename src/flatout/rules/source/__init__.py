@@ -96,10 +96,7 @@ def fixed_text(text: str, wanted: Collection[str], *, suggested: bool) -> tuple[
 
     What would no longer parse is not written.
 
-    Args:
-        text: The script.
-        wanted: Codes whose fixes are made.
-        suggested: Whether fixes that may change results are made, too.
+    `suggested`: whether fixes that may change results are made, too.
     """
     made = 0
     for _ in range(MAX_ROUNDS):
