@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 
 import flatout.data
 from flatout.data.format import Encoding
-from flatout.data.images import substitution
 from flatout.techniques.data.scaled_decode import decode_scaled
 from tests.data.packs import packed
 from tests.data.photographs import tensor_of
@@ -44,13 +43,6 @@ def plain(folder, tmp_path_factory):
     store = tmp_path_factory.mktemp("stores") / "a"
     packed(folder, store)
     return opened(store)
-
-
-@pytest.fixture
-def undo():
-    yield
-    for swap in [*substitution._SWAPS.values()]:
-        swap.undo()
 
 
 def opened(store):
@@ -133,8 +125,9 @@ def batches(built):
     return torch.cat(pictures).permute(0, 2, 3, 1).numpy(), torch.cat(labels)
 
 
+@pytest.mark.usefixtures("nothing_swapped")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_photographs_decoded_smaller_keep_their_labels_and_their_look(folder, undo, workers):
+def test_photographs_decoded_smaller_keep_their_labels_and_their_look(folder, workers):
     built = DataLoader(Small(folder), 8, shuffle=True, num_workers=workers)
     before, labels = batches(built)
 

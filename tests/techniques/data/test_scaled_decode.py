@@ -17,14 +17,7 @@ from tests.techniques.facts import machine, starved
 
 PROMISE = ("pictures.py --size 8", {})
 
-
-@pytest.fixture(autouse=True)
-def undo():
-    for swap in [*substitution._SWAPS.values()]:
-        swap.undo()  # of a test before, in whatever order they run
-    yield
-    for swap in [*substitution._SWAPS.values()]:
-        swap.undo()
+pytestmark = pytest.mark.usefixtures("nothing_swapped")
 
 
 @pytest.fixture
