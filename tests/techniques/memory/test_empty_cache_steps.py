@@ -7,7 +7,6 @@ from flatout.records.memory import MemoryStory
 from flatout.records.profile import PeakBytes
 from flatout.techniques.memory.empty_cache_steps import EmptyCacheSteps, flush_every
 from tests.techniques.facts import GIB, gpu, machine, profile
-from tests.techniques.guarded import played
 
 PROMISE = "acts on a CUDA device only: the caching allocator"
 
@@ -41,13 +40,6 @@ def test_the_cache_is_flushed_after_every_nth_step_until_it_is_undone():
 def test_the_cpu_has_no_cache():
     with pytest.raises(NotApplicable, match="keeps no cache"):
         EmptyCacheSteps().optimizer(stepper())
-
-
-@pytest.mark.slow
-def test_a_real_script_on_the_cpu_is_told_so():
-    (applied,) = played("roomy_gpt.py", "empty_cache_steps").not_applied
-
-    assert applied.status == "not_applicable"
 
 
 def test_it_costs_time_and_brings_back_what_is_unused():

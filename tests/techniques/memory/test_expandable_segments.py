@@ -1,5 +1,4 @@
 import pytest
-import torch
 from torch import nn
 
 from flatout.records.errors import NotApplicable
@@ -8,7 +7,6 @@ from flatout.records.profile import PeakBytes
 from flatout.techniques.memory import expandable_segments
 from flatout.techniques.memory.expandable_segments import ExpandableSegments, with_setting
 from tests.techniques.facts import GIB, gpu, machine, profile
-from tests.techniques.guarded import played
 
 PROMISE = "acts on a CUDA device only: the caching allocator"
 
@@ -65,15 +63,6 @@ def test_an_allocator_that_did_not_take_it_fails_the_technique(monkeypatch, answ
 def test_a_model_on_the_cpu_has_no_segments():
     with pytest.raises(NotApplicable, match="not on a CUDA device"):
         ExpandableSegments().model(nn.Linear(2, 2))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_real_script_without_a_device_is_told_so():
-    (applied,) = played("roomy_gpt.py", "expandable_segments").not_applied
-
-    assert applied.status == "not_applicable"
-    assert "CUDA" in applied.why
 
 
 def test_what_is_fragmented_is_predicted_to_come_back():

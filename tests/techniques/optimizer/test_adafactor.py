@@ -9,7 +9,8 @@ from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.adafactor import Adafactor, mean_size, to_adafactor
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
-from tests.techniques.guarded import checked, played
+
+PROMISE = ("roomy_gpt.py", {})
 
 FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 
@@ -166,13 +167,3 @@ def test_it_is_offered_for_adam_where_memory_is_tight():
 
     assert found.predict(facts("AdamW"), host).peak_bytes == -19 * GIB
     assert Adafactor.candidates(facts("SGD"), host) == ()
-
-
-@pytest.mark.slow
-def test_a_real_script_with_a_schedule_trains_and_the_guard_says_it_is_another_training():
-    check = checked("roomy_gpt.py", "adafactor")
-    trial = played("roomy_gpt.py", "adafactor")
-
-    assert trial.not_applied == ()
-    assert trial.outcome.value == "ok"
-    assert "on purpose" in check.why

@@ -10,7 +10,8 @@ from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.foreach_optimizer import ForeachOptimizer, update_in_groups
 from tests.techniques.facts import machine, model, optimizer, profile
-from tests.techniques.guarded import ELABORATE, checked
+
+PROMISE = ("elaborate", {})
 
 
 def network():
@@ -130,10 +131,3 @@ def test_the_copy_takes_the_room_that_the_backward_left(peak, more):
     )
 
     assert ForeachOptimizer().predict(facts, machine()).peak_bytes == more
-
-
-@pytest.mark.slow
-def test_the_guard_finds_a_real_training_within_rounding():
-    check = checked(ELABORATE, "foreach_optimizer")
-
-    assert check.status in ("same", "within"), check

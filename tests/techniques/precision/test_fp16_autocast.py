@@ -23,7 +23,9 @@ from flatout.techniques.precision.fp16_autocast import (
     leaves_of,
 )
 from tests.techniques.facts import CPU, gpu, machine, model, profile
-from tests.techniques.guarded import ELABORATE, checked, played
+from tests.techniques.guarded import played
+
+PROMISE = ("elaborate", {})
 
 
 def network():
@@ -302,13 +304,6 @@ def test_a_gain_is_predicted_only_where_the_device_multiplies_fp16(
 
     assert effect.step_ms == pytest.approx(step_ms)
     assert why in effect.why
-
-
-@pytest.mark.slow
-def test_the_guard_finds_a_clipped_accumulating_training_inside_the_band():
-    check = checked(ELABORATE, "fp16_autocast")
-
-    assert check.status == "within", check
 
 
 @pytest.mark.slow
