@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench
+from benchmarks.ladder import SMALL_GPT
 from benchmarks.suites import overhead
 from flatout.hardware.counters import CounterSampler, open_sources
 from flatout.records.profile import PHASES, Profile
@@ -59,11 +60,8 @@ class Job:
 
     def workload(self, bench: Bench, *, smoke: bool) -> Workload:
         """Return it in a folder of its own."""
-        folder = bench.work / "work" / self.name
-        folder.mkdir(parents=True, exist_ok=True)
         arguments = self.smoke if smoke else self.arguments
-        target = str(SCRIPTS / self.script)
-        return Workload(target=target, arguments=arguments, folder=folder, python=sys.executable)
+        return bench.workload(SCRIPTS / self.script, *arguments, name=f"work/{self.name}")
 
 
 LAUNCHES = Job(
@@ -80,10 +78,7 @@ JOBS = (
         name="products",
         script="naive_gpt2.py",
         arguments=("--batch-size", "8", "--context", "1024", "--layers", "6"),
-        smoke=(
-            *("--batch-size", "2", "--context", "16", "--vocabulary", "101"),
-            *("--layers", "2", "--width", "32", "--heads", "2"),
-        ),
+        smoke=SMALL_GPT,
         is_bound_by_device=True,
     ),
 )

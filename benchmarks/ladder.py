@@ -120,20 +120,14 @@ RUNGS = (
 """GPT-2 124M, ResNet-50, ViT-B/16, ResNet-18 on images as small as CIFAR-10's, adapters on a
 decoder of a billion parameters."""
 
+SMALL_GPT = (
+    *("--batch-size", "2", "--context", "16", "--vocabulary", "101"),
+    *("--layers", "2", "--width", "32", "--heads", "2"),
+)
 SMOKE = {
-    "gpt2": (
-        *("--batch-size", "2", "--context", "16", "--vocabulary", "101"),
-        *("--layers", "2", "--width", "32", "--heads", "2"),
-    ),
+    "gpt2": SMALL_GPT,
     "resnet50": (
-        "--model",
-        "resnet50",
-        "--side",
-        "32",
-        "--batch-size",
-        "2",
-        "--classes",
-        "10",
+        *("--model", "resnet50", "--side", "32", "--batch-size", "2", "--classes", "10"),
         ON_DEVICE,
     ),
     "vit": (
@@ -151,11 +145,8 @@ SMOKE = {
 
 def workload(bench: Bench, rung: Rung, *, smoke: bool) -> Workload:
     """Return the naive script in a folder of its own."""
-    folder = bench.work / "work" / rung.name
-    folder.mkdir(parents=True, exist_ok=True)
     arguments = arguments_of(rung, smoke=smoke)
-    target = str(SCRIPTS / f"{rung.script}.py")
-    return Workload(target=target, arguments=arguments, folder=folder, python=sys.executable)
+    return bench.workload(SCRIPTS / f"{rung.script}.py", *arguments, name=f"work/{rung.name}")
 
 
 def tuned(seconds: float, bench: Bench, rung: Rung, *, smoke: bool = False) -> dict[str, Any]:

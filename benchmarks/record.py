@@ -52,7 +52,7 @@ def write_record(record: Record, machine: Machine, *, date: str, log: str, root:
         "claim": record.claim,
         "holds": record.holds,
         "finding": record.finding,
-        "repeat": record.repeat,
+        "repeat": _repeat(record),
         "table": [list(row) for row in record.table],
         "notes": list(record.notes),
         "calibration": [list(row) for row in _calibration(record)],
@@ -114,7 +114,7 @@ def page(record: Record, machine: Machine, date: str) -> str:
             "To repeat it:",
             "",
             "```sh",
-            record.repeat,
+            _repeat(record),
             "```",
             "",
         ]
@@ -187,6 +187,10 @@ def scrubbed(value: Any, hidden: Mapping[str, str]) -> Any:
 def _calibration(record: Record) -> Sequence[Sequence[str]]:
     """Return what was predicted alongside what was measured, from the suite or from its tunings."""
     return record.calibration or calibration(record.ablations)
+
+
+def _repeat(record: Record) -> str:
+    return record.repeat or f"python -m benchmarks.run {record.theme}"
 
 
 def _count(machine: Machine) -> int:

@@ -321,10 +321,8 @@ def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:
 
 
 def _workload(bench: Bench, scenario: str, arguments: tuple[str, ...]) -> Workload:
-    folder = bench.work / "work" / scenario
-    folder.mkdir(parents=True, exist_ok=True)
-    script = str(scenarios() / scenario / "train.py")
-    return Workload(target=script, arguments=arguments, folder=folder, python=sys.executable)
+    script = scenarios() / scenario / "train.py"
+    return bench.workload(script, *arguments, name=f"work/{scenario}")
 
 
 def _facts(seconds: float, bench: Bench) -> dict[str, Any]:

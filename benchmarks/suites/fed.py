@@ -169,7 +169,6 @@ def record_of(recipe: Recipe, arms: Sequence[Arm], limits: Limits) -> Record:
             "shares": [x.samples_per_s / x.measured_limit_per_s for x in limits.each()],
             "feeding": found.to_json(),
         },
-        repeat=f"python -m benchmarks.run {THEME}",
         recipe=recipe,
         notes=[
             f"A sample takes {found.made_ms:.2f} ms of a core to make under the recipe, and "

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import Bench, Record, TrialFailedError, cells
+from benchmarks.bench import Bench, Record, TrialFailedError, cells, make_photographs
 from flatout.records.ablation import Comparison
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import compare, gather
-from flatout.workflow.demo import scenarios
 from flatout.workflow.recipe_files import write_recipe
 
 THEME = "input_pipeline"
@@ -89,9 +88,7 @@ MARKS = {
 
 def run(bench: Bench, rounds: int = ROUNDS, photographs: int = PHOTOGRAPHS) -> Record:
     """Make the photographs and feed the loop in every way, in turns."""
-    folder = bench.work / "photographs"
-    maker = [sys.executable, str(scenarios() / "photographs.py"), str(folder)]
-    subprocess.run([*maker, "--count", str(photographs)], check=True, capture_output=True)
+    folder = make_photographs(bench.work / "photographs", photographs)
     measured: dict[str, list[Mapping[str, Any]]] = {feed.name: [] for feed in FEEDS}
     for number in range(rounds):
         for feed in FEEDS if number % 2 == 0 else FEEDS[::-1]:
@@ -156,7 +153,6 @@ def record_of(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Record:
             *(row(measured, name) for name in measured),
         ],
         raw={"measured": measured},
-        repeat=f"python -m benchmarks.run {THEME}",
         notes=[
             "As bytes: what a device does (floats from bytes) is not done on the CPU and not "
             "counted; the other rows do all of it on the CPU and hand out the same float32 values, "

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import Bench, Record, cells
+from benchmarks.bench import Bench, Record, cells, make_photographs
 from benchmarks.peers.loaders import CEILINGS, PEERS
 from benchmarks.peers.ours import (
     AS_BYTES,
@@ -32,7 +32,6 @@ from benchmarks.peers.ours import (
 )
 from flatout.records.ablation import Comparison
 from flatout.records.statistics import compare, gather
-from flatout.workflow.demo import scenarios
 
 THEME = "loader_peers"
 ROOT = Path(__file__).parents[2]
@@ -80,10 +79,8 @@ def run(bench: Bench, rounds: int = ROUNDS, photographs: int = PHOTOGRAPHS) -> R
 
 def prepare(bench: Bench, folder: Path, formats: Path, photographs: int) -> None:
     """Make the photographs and every format."""
-    maker = scenarios() / "photographs.py"
     bench.say(f"  {photographs} photographs")
-    command = [sys.executable, str(maker), str(folder), "--count", str(photographs)]
-    subprocess.run([*command, "--format", "jpeg"], check=True, capture_output=True)
+    make_photographs(folder, photographs, "--format", "jpeg")
     subprocess.run(
         [sys.executable, "-m", "benchmarks.peers.convert", str(folder), str(formats)],
         check=True,
@@ -147,7 +144,6 @@ def record_of(
             *(row(name, measured) for name in measured),
         ],
         raw={"measured": measured, "missing": missing},
-        repeat=f"python -m benchmarks.run {THEME}",
         notes=[
             *(f"{'met' if is_met else 'missed'}: {what}" for is_met, what in aims),
             *(f"{name} was left out: {why}" for name, why in missing.items()),

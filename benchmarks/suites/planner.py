@@ -127,7 +127,6 @@ def record_of(
         f"allocations off at three times the batch; 7B in {took}; GPT-2 in {traced_s:.2f} s",
         table=[("case", "real peak", *known), *(cells(row, list(known)) for row in rows)],
         raw={"rows": list(rows), "large": dict(model_7b), "small": dict(gpt2)},
-        repeat=f"python -m benchmarks.run {THEME}",
         notes=[
             "DeepSpeed's columns are its published formulas for model states on one GPU",
             "accelerate's is its estimate of training in fp32 with Adam, for any batch",

@@ -73,7 +73,6 @@ def run(bench: Bench) -> Record:
             *rows,
         ],
         raw={"step_s": step_s, "apart": apart, "steps": steps},
-        repeat=f"python -m benchmarks.run {THEME}",
         notes=(
             "Lines edited: those of the script that are not in the plain one. Weights apart: the "
             "largest difference from one process, over the largest weight.",

@@ -44,7 +44,6 @@ def run(bench: Bench, rounds: int = ROUNDS, size: int = SIZE) -> Record:
         table=[("way", "time", "GFLOP/s", "against naive", "95 % interval", "n")]
         + [row(seen, pairs, name) for name in names],
         raw={"size": size, "rounds": seen},
-        repeat=f"python -m benchmarks.run {THEME}",
     )
 
 
