@@ -4,39 +4,26 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
 from flatout.analysis.loader_faults import FAULTS, fewer_workers, find_fault, half_of_own_workers
-from flatout.hardware.machine import read_machine
 from flatout.records.messages import messages
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.trial import Outcome, Workload
+from flatout.records.trial import Outcome
 from flatout.reporting.terminal import render_failure
-from flatout.tuning.trials import TrialOptions, run_trial
 from tests.left_behind import left_behind, left_since
 from tests.paths import ROOT
+from tests.support.trial_runs import run_alone
 
 SCRIPT = ROOT / "tests/scripts/whole/loader_faults.py"
 PAGE = ROOT / "docs/loader-faults.md"
 
 
 def trial_of(how, recipe=Recipe(), **options):
-    folder = Path(tempfile.mkdtemp(prefix="flatout-test-"))
-    shutil.copy(SCRIPT, folder)
-    workload = Workload(target=SCRIPT.name, arguments=(how,), folder=folder, python=sys.executable)
-    try:
-        return run_trial(
-            workload,
-            recipe,
-            read_machine(torch=False),
-            TrialOptions(**{"limit_s": 60.0, "measure_s": 20.0} | options),
-        )
-    finally:
-        shutil.rmtree(folder)
+    return run_alone(SCRIPT, (how,), recipe, **{"limit_s": 60.0, "measure_s": 20.0} | options)
 
 
 @pytest.mark.slow

@@ -21,14 +21,7 @@ from flatout.records.trial import Outcome, Workload
 from flatout.records.trial_result import TrialResult
 from flatout.tuning.trials import TrialOptions, _shortage_words, outcome_of
 from tests.left_behind import left_behind, left_since
-from tests.support.trial_runs import copy_scripts, trial_of
-
-
-def profile_of(command, **options):
-    trial = trial_of(command, **options)
-    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
-    assert trial.details["errors"] == []
-    return trial.profile
+from tests.support.trial_runs import copy_scripts, profile_of, trial_of
 
 
 @pytest.mark.slow
