@@ -19,6 +19,7 @@ from tests.support.probed import SCRIPTS
 from tests.support.screens import play_screen, seen_of
 from tests.tuning.test_bundle import Clock
 from tests.workflow.test_tune import World, run
+from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
 COMPUTE = ("bf16_autocast", "fused_optimizer", "foreach_optimizer", "torch_compile")
 
@@ -60,13 +61,6 @@ class ScreenedWorld(World):
         text = "".join(json.dumps(row) + "\n" for row in [*rows, {"on": cell}])
         (options.keep / "screen-1.jsonl").write_text(text + '{"block"')
         return Trial(recipe=recipe, outcome=Outcome.CRASH, message=self.ends[name], wall_s=1.0)
-
-
-@pytest.fixture(autouse=True)
-def guard_that_passes(monkeypatch):
-    monkeypatch.setattr(
-        "flatout.workflow.tune.GuardChecker.check", lambda *_: LossCheck(status="within")
-    )
 
 
 def rows_of(ablation):

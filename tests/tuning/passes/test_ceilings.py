@@ -18,7 +18,7 @@ from flatout.tuning.passes.ceilings import ceilings_of, with_peaks
 from flatout.workflow.measure import measure
 from tests.benchmarks.made_up import a_profile
 from tests.paths import ROOT
-from tests.techniques.facts import machine
+from tests.techniques.facts import loader, machine
 
 SCRIPTS = ROOT / "tests/scripts/passes"
 
@@ -108,21 +108,7 @@ def test_without_time_nothing_is_run():
 
 
 def measured_loaders():
-    from flatout.records.profile import LoaderFacts
-
-    return (
-        LoaderFacts(
-            address="train.py:<module>#0",
-            is_training=True,
-            dataset="Images",
-            dataset_len=100,
-            batch_size=8,
-            num_workers=0,
-            pin_memory=False,
-            persistent_workers=False,
-            prefetch_factor=None,
-        ),
-    )
+    return (loader(address="train.py:<module>#0", dataset_len=100, batch_size=8, batch_bytes=0),)
 
 
 def test_copies_cost_what_the_replay_on_the_device_saves():
