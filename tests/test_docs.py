@@ -6,7 +6,6 @@ In every other `sh` block the commands of flatout and make must exist, with the 
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from flatout.records.catalogue import module_names
 from flatout.workflow.recipe_files import read_recipe
 from tests.copies import Copies
 from tests.paths import ROOT
+from tests.support.programs import ran
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
@@ -235,14 +235,7 @@ def test_python_marked_run_runs(text, tmp_path, copies):
 @pytest.mark.parametrize("text", runnable("sh"))
 def test_shell_marked_run_runs(text, tmp_path):
     path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
-    done = subprocess.run(
-        ["bash", "-euc", text],
-        cwd=tmp_path,
-        env={"PATH": path, "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran(["bash", "-euc", text], cwd=tmp_path, env={"PATH": path, "HOME": str(tmp_path)})
 
     assert done.returncode == 0, done.stderr
 

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from flatout.records.trial import Outcome
 from flatout.reporting.terminal import render_failure
 from tests.left_behind import left_behind, left_since
 from tests.paths import ROOT
+from tests.support.programs import ran
 from tests.support.trial_runs import run_alone
 
 SCRIPT = ROOT / "tests/scripts/whole/loader_faults.py"
@@ -87,7 +87,7 @@ IN_SMALL_SHM = [
 
 @pytest.fixture(scope="module")
 def small_shm():
-    done = subprocess.run([*IN_SMALL_SHM, "true"], capture_output=True, text=True, check=False)
+    done = ran([*IN_SMALL_SHM, "true"])
     if done.returncode:
         pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
 
@@ -103,12 +103,9 @@ def test_shared_memory_that_is_full_is_named_however_it_ends(tmp_path, how, word
     shutil.copy(SCRIPT, tmp_path)
     before = left_behind()
 
-    done = subprocess.run(
+    done = ran(
         [*IN_SMALL_SHM, sys.executable, "-m", "flatout", "measure", "--quick", SCRIPT.name, how],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
     said = " ".join(done.stderr.split())

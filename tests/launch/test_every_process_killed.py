@@ -1,7 +1,6 @@
 """kill -9 of each process of a trial, and of all, at every write of its journal loses nothing."""
 
 import os
-import subprocess
 import sys
 import time
 
@@ -11,6 +10,7 @@ from flatout.launch.rollback import restore
 from flatout.launch.trial_process import ProcessOptions, clean_up_stale_trials, run_process
 from flatout.records.trial import Workload
 from tests.agent.test_undo_journal import filled, listing
+from tests.support.programs import ran
 
 SCRIPT = """
 import json, os, shutil, signal, sys
@@ -63,9 +63,7 @@ def run_trial(place, at, whom):
 
 def is_at_work(place):
     """Return whether a process of the trial still lives: it may be rolling back."""
-    found = subprocess.run(
-        ["pgrep", "-f", str(place / "cache")], capture_output=True, text=True, check=False
-    )
+    found = ran(["pgrep", "-f", str(place / "cache")])
     return bool(found.stdout.strip())
 
 

@@ -25,6 +25,7 @@ from flatout.launch.trial_process import (
 from flatout.records.errors import UserError
 from flatout.records.trial import Workload
 from flatout.tuning.trials import TrialOptions, outcome_of
+from tests.support.programs import python
 
 
 def test_tritons_own_cache_is_kept_from_trial_to_trial():
@@ -39,9 +40,7 @@ def environment_of_a_trial(site, cache, **variables):
         "print(json.dumps(byte_code(os.environ)))"
     )
     mine = {**os.environ, "PYTHONPATH": str(site), "XDG_CACHE_HOME": str(cache), **variables}
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", code], env=mine, capture_output=True, text=True, check=True
-    )
+    done = python(["-B", "-c", code], env=mine, check=True)
     return json.loads(done.stdout)
 
 
@@ -298,12 +297,10 @@ def test_an_interrupt_at_every_line_leaves_no_folder_and_the_files_as_before(tmp
     )
     (work / "kept.txt").write_text("the user's")
 
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_AT_EVERY_LINE.replace("written.txt", "../written.txt")],
+    done = python(
+        ["-c", INTERRUPTED_AT_EVERY_LINE.replace("written.txt", "../written.txt")],
         cwd=work,
         env={**os.environ, "XDG_CACHE_HOME": str(cache)},
-        capture_output=True,
-        text=True,
         timeout=120,
         check=True,
     )

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 
 from flatout.records import catalogue
@@ -8,6 +5,7 @@ from flatout.records.errors import UserError
 from flatout.records.recipe import Choice, Recipe
 from flatout.techniques.compute.cpu_threads import CpuThreads
 from flatout.techniques.data.loader_workers import LoaderWorkers
+from tests.support.programs import python
 
 
 def recipe(technique, **settings):
@@ -55,6 +53,6 @@ def test_neither_the_catalog_nor_the_techniques_import_torch():
         "print(len(names), before, 'torch' in sys.modules)"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(["-c", code], check=True)
 
     assert done.stdout.split(maxsplit=1)[1].strip() == "[] False"

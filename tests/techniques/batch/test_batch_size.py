@@ -1,7 +1,5 @@
 """Larger batches: the rates follow their rule, whatever the schedule does."""
 
-import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
@@ -14,6 +12,7 @@ from flatout.records.profile import PeakBytes
 from flatout.records.recipe import Choice, Recipe
 from flatout.techniques.batch.batch_size import BatchSize, rate_factor, rule_for, scale_rate
 from flatout.workflow.recipe_files import write_recipe
+from tests.support.programs import python
 from tests.techniques.facts import GIB, loader, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
 
@@ -187,9 +186,7 @@ def test_a_run_with_that_recipe_ramps_its_rate_to_what_the_rule_says(tmp_path, n
     (tmp_path / "train.py").write_text(TRAIN)
     words = ["run", "--with", "recipe.toml", "train.py", name]
 
-    done = subprocess.run(
-        [sys.executable, "-m", "flatout", *words], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = python(["-m", "flatout", *words], cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     steps = [line.split() for line in (tmp_path / "steps.txt").read_text().splitlines()]

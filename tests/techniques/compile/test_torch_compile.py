@@ -1,7 +1,5 @@
 import copy
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -22,6 +20,7 @@ from flatout.techniques.compile.torch_compile import (
     saved_path,
     with_marked_lengths,
 )
+from tests.support.programs import python
 from tests.techniques.facts import loader, machine, model, profile
 from tests.techniques.guarded import played
 
@@ -328,13 +327,7 @@ def test_a_second_process_starts_from_what_the_first_one_compiled(tmp_path):
     first, second = (
         [
             int(word)
-            for word in subprocess.run(
-                [sys.executable, "-c", TWICE],
-                env=environment,
-                check=True,
-                capture_output=True,
-                text=True,
-            ).stdout.split()
+            for word in python(["-c", TWICE], env=environment, check=True).stdout.split()
         ]
         for _ in range(2)
     )

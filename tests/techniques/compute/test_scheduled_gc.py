@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 import weakref
 
 import pytest
@@ -14,6 +12,7 @@ from flatout.records.catalogue import build
 from flatout.records.errors import NotApplicable, UserError
 from flatout.records.recipe import Choice, Recipe
 from flatout.techniques.compute.scheduled_gc import CollectionSchedule, ScheduledGc
+from tests.support.programs import python
 from tests.techniques.facts import machine, profile
 from tests.techniques.guarded import played
 
@@ -70,9 +69,7 @@ CollectionSchedule(3).tick()
 print("frozen", gc.get_freeze_count() > 0)
 """
 
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = python(["-c", script], check=True)
 
     assert done.stdout.split("\n")[:2] == ["frozen True", "frozen 0"]
 
@@ -136,9 +133,7 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), gc.isenabled())
 """
 
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = python(["-c", script], check=True)
 
     assert done.stdout.split() == [str(int(not is_ended)), "False"]
 

@@ -6,6 +6,7 @@ from flatout.records.memory import MemoryStory
 from flatout.records.profile import PeakBytes
 from flatout.techniques.memory import expandable_segments
 from flatout.techniques.memory.expandable_segments import ExpandableSegments, with_setting
+from tests.support.programs import python
 from tests.techniques.facts import GIB, gpu, machine, profile
 
 PROMISE = "acts on a CUDA device only: the caching allocator"
@@ -88,8 +89,6 @@ def test_it_is_offered_for_cuda_alone_where_memory_is_tight():
 @pytest.mark.gpu
 def test_the_allocator_of_a_real_process_says_that_it_is_on():
     import os
-    import subprocess
-    import sys
 
     code = (
         "import torch; torch.zeros(1, device='cuda');"
@@ -98,8 +97,6 @@ def test_the_allocator_of_a_real_process_says_that_it_is_on():
     )
     environment = dict(ExpandableSegments().environment(dict(os.environ)))
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    done = python(["-c", code], env=environment, check=True)
 
     assert done.stdout.split()[-1] == "True"
