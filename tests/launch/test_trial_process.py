@@ -25,7 +25,7 @@ from flatout.launch.trial_process import (
 from flatout.records.errors import UserError
 from flatout.records.trial import Workload
 from flatout.tuning.trials import TrialOptions, outcome_of
-from tests.support.programs import python
+from tests.support.programs import python, workload_of
 
 
 def test_tritons_own_cache_is_kept_from_trial_to_trial():
@@ -189,12 +189,7 @@ def test_a_trial_that_fills_the_disk_fails_for_that_and_everything_is_as_before(
     (tmp_path / "data" / "mine").write_text("the user's")
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "train.py").write_text(FULL_DISK)
-    workload = Workload(
-        target="train.py",
-        arguments=(str(tmp_path / "data"),),
-        folder=tmp_path / "work",
-        python=sys.executable,
-    )
+    workload = workload_of(tmp_path / "work", "train.py", str(tmp_path / "data"))
 
     ending = run_process(
         workload, ProcessOptions(entry="nothing", environment={"HOME": str(tmp_path / "home")})

@@ -4,15 +4,15 @@ import dataclasses
 import functools
 import shlex
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
 from flatout.hardware.machine import read_machine
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.trial import Outcome, Workload
+from flatout.records.trial import Outcome
 from flatout.tuning.trials import TrialOptions, run_trial
 from tests.paths import ROOT
+from tests.support.programs import workload_of
 
 LIMIT = {"limit_s": 120.0}
 SCRIPTS = ROOT / "tests/scripts/plain"
@@ -53,9 +53,7 @@ def run_alone(script, arguments=(), recipe=Recipe(), **options):
 
 def run_in(folder, target, arguments, recipe, **options):
     """Return a trial in a folder, which is taken away afterwards with the one above it."""
-    workload = Workload(
-        target=target, arguments=tuple(arguments), folder=folder, python=sys.executable
-    )
+    workload = workload_of(folder, target, *arguments)
     try:
         return run_trial(workload, recipe, machine(), TrialOptions(**options))
     finally:

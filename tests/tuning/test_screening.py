@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from dataclasses import asdict, dataclass, field, replace
 
 import pytest
@@ -10,12 +9,13 @@ import pytest
 from flatout.analysis.screen import ScreenBlock
 from flatout.records.ablation import Comparison, LossCheck, Verdict, ablation_from_json
 from flatout.records.messages import messages
-from flatout.records.trial import Outcome, Trial, Workload
+from flatout.records.trial import Outcome, Trial
 from flatout.reporting.tuning.verdict import headline
 from flatout.tuning.screening import Raced, blame
 from flatout.tuning.trial_runner import read_log
 from flatout.workflow.tune import TuneOptions, tune
 from tests.support.probed import SCRIPTS
+from tests.support.programs import workload_of
 from tests.support.screens import play_screen, seen_of
 from tests.tuning.test_bundle import Clock
 from tests.workflow.test_tune import World, run
@@ -192,12 +192,7 @@ def test_a_real_script_is_screened_and_the_screen_is_in_its_journal(tmp_path):
         "only": ("fused_optimizer", "foreach_optimizer"),
         "accepts_load": True,
     }
-    script = Workload(
-        target=str(SCRIPTS / "switched.py"),
-        arguments=("plain", "100000"),
-        folder=tmp_path,
-        python=sys.executable,
-    )
+    script = workload_of(tmp_path, str(SCRIPTS / "switched.py"), "plain", "100000")
 
     ablation = tune(script, TuneOptions(**options), lambda _: None)
 

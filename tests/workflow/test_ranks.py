@@ -1,6 +1,5 @@
 """Real trainings of two ranks with gloo: all are measured, all stop, the slow one is named."""
 
-import sys
 from dataclasses import replace
 
 import psutil
@@ -9,10 +8,11 @@ import pytest
 from flatout.agent.guard.record import find_records
 from flatout.records.ablation import LossCheck
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.trial import Outcome, Workload
+from flatout.records.trial import Outcome
 from flatout.techniques.data.loader_workers import most_workers
 from flatout.tuning.guard_checker import GuardChecker, of_all_ranks
 from flatout.tuning.trial_runner import TrialRunner
+from tests.support.programs import workload_of
 from tests.support.trial_runs import copy_scripts, machine, profile_of, sound, trial_of
 
 pytestmark = pytest.mark.slow
@@ -108,12 +108,7 @@ def test_technique_that_one_rank_refuses_was_not_applied():
 
 
 def lab_of(out, target, arguments):
-    workload = Workload(
-        target=target,
-        arguments=tuple(arguments.split()),
-        folder=copy_scripts(),
-        python=sys.executable,
-    )
+    workload = workload_of(copy_scripts(), target, *arguments.split())
     return TrialRunner(workload=workload, machine=machine(), out=out, limit_s=250.0)
 
 
