@@ -38,8 +38,7 @@ def test_the_updates_are_the_optimizers_own(kind):
         ForeachOptimizer().optimizer(getattr(torch.optim, kind)(grouped.parameters(), lr=1e-3)),
     )
 
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_other_optimizers_take_a_rate_that_is_a_tensor_in_groups():
@@ -52,8 +51,7 @@ def test_other_optimizers_take_a_rate_that_is_a_tensor_in_groups():
         grouped, ForeachOptimizer().optimizer(torch.optim.SGD(grouped.parameters(), lr=rate))
     )
 
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_checkpoint_of_the_plain_one_goes_on_in_groups():

@@ -48,8 +48,7 @@ def test_training_goes_on_as_before_up_to_rounding(kind):
     found = train(fused, changed)
 
     assert all(group["fused"] for group in changed.param_groups)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_applied_in_the_first_step_with_a_gradient_scaler_it_unscales_once():
@@ -75,8 +74,7 @@ def test_applied_in_the_first_step_with_a_gradient_scaler_it_unscales_once():
     expected = train_scaled(plain, lambda *_: None)
     found = train_scaled(fused, fuse_first)
 
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
 class Parts(nn.Module):
@@ -118,8 +116,7 @@ def test_parameters_whose_first_gradient_comes_late_train_as_before(kind):
     found = train_parts(fused, FusedOptimizer().optimizer(KINDS[kind](fused.parameters())))
 
     expected = train_parts(plain, KINDS[kind](plain.parameters()))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_a_late_first_momentum_is_that_of_torchs_own_fused_step_bit_for_bit():
@@ -150,8 +147,8 @@ def test_a_closure_may_bring_the_late_gradients():
 
     found = train_closed(fused, fuse(sgd(fused.parameters())))
 
-    for one, other in zip(found, train_closed(plain, sgd(plain.parameters())), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    expected = train_closed(plain, sgd(plain.parameters()))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_what_is_saved_before_all_have_momentum_goes_on_without_flatout():
@@ -166,8 +163,7 @@ def test_what_is_saved_before_all_have_momentum_goes_on_without_flatout():
     assert stepper.param_groups[0]["fused"]
     assert not resumed.param_groups[0]["fused"]
     found, expected = train_parts(fused, resumed), train_parts(plain, reference)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_fused_steps_that_are_loaded_go_on_and_are_no_choice_of_the_script():
@@ -213,8 +209,7 @@ def test_first_gradients_that_overflow_leave_no_momentum(kind):
     found = train_scaled(fused, fuse(KINDS[kind](fused.parameters())))
 
     expected = train_scaled(plain, KINDS[kind](plain.parameters()))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -229,8 +224,7 @@ def test_a_plain_checkpoint_that_is_loaded_later_is_fused_and_unscaled_too(kind)
 
     expected = train_scaled(plain, KINDS[kind](plain.parameters()), load=copy.deepcopy(saved))
     assert [group["fused"] for group in stepper.param_groups] == [True]
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_an_optimizer_whose_place_another_takes_is_not_fused(request):
