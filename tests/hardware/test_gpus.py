@@ -1,15 +1,12 @@
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pynvml
 import pytest
 
 from flatout.hardware.gpus import Gpu, pci_gpus, read_driver, visible
 from flatout.records.json_records import to_plain
-
-
-class Failure(Exception):  # noqa: N818  stands for NVMLError
-    pass
+from tests.hardware.test_amd_counters import Failure, amdsmi
 
 
 def fail_with(text):
@@ -37,7 +34,6 @@ def nvml(**changes):
         if handle:
             raise Failure("Not Supported")
 
-    fake = ModuleType("pynvml")
     parts = {
         "NVMLError": Failure,
         "nvmlInit": lambda: None,
@@ -59,9 +55,7 @@ def nvml(**changes):
         "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 7,
         "nvmlDeviceGetMigDeviceHandleByIndex": fail_with("Not Found"),
     }
-    for name, value in (parts | changes).items():
-        setattr(fake, name, value)
-    return fake
+    return SimpleNamespace(**parts | changes)
 
 
 def test_the_driver_and_its_gpus_are_read(monkeypatch):
@@ -220,24 +214,6 @@ def test_compute_gpus_in_the_slots_are_counted_and_display_cards_are_not(tmp_pat
         (folder / "class").write_text(kind + "\n")
 
     assert pci_gpus(tmp_path) == 1
-
-
-def amdsmi(**changes):
-    """Return AMD's library with one GPU."""
-    fake = ModuleType("amdsmi")
-    parts = {
-        "AmdSmiException": Failure,
-        "amdsmi_init": lambda: None,
-        "amdsmi_shut_down": lambda: None,
-        "amdsmi_get_processor_handles": lambda: ["handle"],
-        "amdsmi_get_gpu_driver_info": lambda handle: {"driver_version": "6.12"},
-        "amdsmi_get_gpu_vram_usage": lambda handle: {"vram_total": 2048, "vram_used": 16},
-        "amdsmi_get_gpu_asic_info": lambda handle: {"market_name": "AMD Instinct MI300X"},
-        "amdsmi_get_gpu_device_uuid": lambda handle: "abc",
-    }
-    for name, value in (parts | changes).items():
-        setattr(fake, name, value)
-    return fake
 
 
 def no_nvidia():
