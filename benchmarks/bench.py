@@ -123,11 +123,7 @@ def make_photographs(folder: Path, count: int, *options: str) -> Path:
 
 
 def interleave(arms: Sequence[Arm], rounds: int) -> None:
-    """Run each arm once per round, the order turned round every time.
-
-    Raises:
-        TrialFailedError: if a trial gives no measurement, or a technique of its recipe did nothing.
-    """
+    """Run each arm once per round, the order turned round every time."""
     for number in range(rounds):
         for arm in arms if number % 2 == 0 else arms[::-1]:
             trial = arm.lab.time(arm.recipe)

@@ -135,11 +135,7 @@ def compared_clocks(job: Job, true: Mapping[str, Any], profile: Profile) -> dict
 def by_wall_clock(
     workload: Workload, result: Path, seconds: float, *, smoke: bool
 ) -> dict[str, Any]:
-    """Return a script's times by a clock that knows nothing of flatout.
-
-    Raises:
-        RuntimeError: if it failed.
-    """
+    """Return a script's times by a clock that knows nothing of flatout."""
     steps = str(SMOKE_STEPS if smoke else STEPS)
     command = [sys.executable, str(SCRIPTS / "wall_clock.py"), str(result), steps]
     done = subprocess.run(

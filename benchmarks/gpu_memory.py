@@ -222,11 +222,7 @@ def held_to(place: Place, case: Case) -> dict[str, Any]:
 
 
 def played_for_real(case: Case, result: Path, snapshot: Path | None) -> dict[str, Any]:
-    """Train a case on the device; without a place for a snapshot under the limit.
-
-    Raises:
-        RuntimeError: if it fails other than by running out of memory.
-    """
+    """Train a case on the device; without a place for a snapshot under the limit."""
     name, batch = case
     words = [str(SCRIPTS / "memory_case.py"), name, str(batch), str(result), str(snapshot or "-")]
     words += [str(LIMIT_BYTES)] if snapshot is None else []

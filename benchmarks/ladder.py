@@ -179,12 +179,7 @@ class WrongDeviceError(Exception):
 
 
 def tune_noted(workload: Workload, options: TuneOptions, bench: Bench) -> Ablation:
-    """Tune, and note all trials so far again and again: a stage that is killed leaves those.
-
-    Raises:
-        BaselineTracebackError: if the unchanged script gives no measurement.
-        WrongDeviceError: from `run_on_device`, where that is the runner.
-    """
+    """Tune, and note all trials so far again and again: a stage that is killed leaves those."""
     failed: list[dict[str, Any]] = []
     """A baseline that gave no measurement: the tuning leaves no journal of it."""
 
@@ -208,22 +203,14 @@ def tune_noted(workload: Workload, options: TuneOptions, bench: Bench) -> Ablati
 def run_on_device(
     workload: Workload, recipe: Recipe, machine: Machine, options: TrialOptions
 ) -> Trial:
-    """Run a trial as ever; where there is a CUDA device, it has to have trained on one.
-
-    Raises:
-        WrongDeviceError: if it did not: the scripts take the CPU where torch sees no device.
-    """
+    """Run a trial as ever; where there is a CUDA device, it has to have trained on one."""
     trial = run_trial(workload, recipe, machine, options)
     check_device(trial, machine)
     return trial
 
 
 def check_device(trial: Trial, machine: Machine) -> None:
-    """Make sure that what was measured is the device.
-
-    Raises:
-        WrongDeviceError: if a CUDA device is there and the script trained elsewhere.
-    """
+    """Make sure that what was measured is the device."""
     if trial.profile is None or machine.device.kind != "cuda":
         return
     if trial.profile.device_kind != "cuda":

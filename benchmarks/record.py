@@ -34,15 +34,7 @@ FACTS = (
 
 
 def write_record(record: Record, machine: Machine, *, date: str, log: str, root: Path) -> Path:
-    """Write the record's folder and return it; one of the same day and theme is replaced.
-
-    Args:
-        record: what was measured.
-        machine: where.
-        date: when, as year-month-day.
-        log: what the suite said while it ran.
-        root: the folder of all records.
-    """
+    """Write the record's folder and return it; one of the same day and theme is replaced."""
     folder = root / f"{date}_{record.theme}_{device_tag(machine)}"
     result = {
         "schema": SCHEMA,

@@ -104,11 +104,7 @@ def find_missing() -> str:
 
 @contextmanager
 def mounted(folder: Path, mount: Path, speed: Speed) -> Iterator[Path]:
-    """Show a folder once more behind a slow storage, as long as the block runs.
-
-    Raises:
-        OSError: if it cannot be mounted; the message has the last words of who tried.
-    """
+    """Show a folder once more behind a slow storage, as long as the block runs."""
     mount.mkdir(parents=True, exist_ok=True)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(speed).items()]
     command = [sys.executable, "-m", "benchmarks.slow_storage", str(folder), str(mount), *words]

@@ -115,11 +115,7 @@ def foresee(bench: Bench, scenario: str, rounds: int) -> Foreseen:
 
 
 def foreseen_gain(bench: Bench, scenario: str, profile: Profile) -> float:
-    """Return the ceiling of free data that the passes measure.
-
-    Raises:
-        TrialFailedError: if they could not be run.
-    """
+    """Return the ceiling of free data that the passes measure."""
     runner = PassRunner(
         workload=bench.workload(SCRIPT, scenario, name="work"),
         recipe=KEEPS_PAGES,

@@ -98,11 +98,7 @@ def run(bench: Bench, rounds: int = ROUNDS, photographs: int = PHOTOGRAPHS) -> R
 
 
 def measure(bench: Bench, feed: Feed, folder: Path, *options: str) -> Mapping[str, Any]:
-    """Feed the loop once, in a fresh process.
-
-    Raises:
-        TrialFailedError: if it failed, or a technique of the recipe did nothing.
-    """
+    """Feed the loop once, in a fresh process."""
     recipe = bench.work / "recipe.toml"
     write_recipe(feed.recipe, recipe)
     script = [str(SCRIPT), "--data", str(folder), *options]

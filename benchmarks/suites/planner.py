@@ -55,11 +55,7 @@ def run(bench: Bench) -> Record:
 
 
 def case(name: str) -> dict[str, Any]:
-    """Return predictions and truth of one case.
-
-    Raises:
-        TrialFailedError: if it cannot be run.
-    """
+    """Return predictions and truth of one case."""
     return answer([sys.executable, str(SCRIPTS / "planner_case.py"), name])
 
 

@@ -106,11 +106,7 @@ def read_in_turns(
 
 
 def timed(read: Callable[[], int], paths: Sequence[Path], mount: Path) -> dict[str, Any]:
-    """Return the time of one way in one round, and what it asked the storage for.
-
-    Raises:
-        TrialFailedError: if what is to be read stayed in memory.
-    """
+    """Return the time of one way in one round, and what it asked the storage for."""
     read_ahead.ASKS.clear()
     gc.collect()  # a data set that lives still has its pages mapped, and these stay
     for path in paths:
