@@ -5,7 +5,6 @@ import pynvml
 import pytest
 
 from flatout.hardware.gpus import Gpu, pci_gpus, read_driver, visible
-from flatout.records.json_records import to_plain
 from tests.hardware.test_amd_counters import Failure, amdsmi
 
 
@@ -191,14 +190,6 @@ def test_of_a_split_gpu_a_process_sees_one_part_with_its_own_memory(monkeypatch,
     assert [gpu.memory_bytes for gpu in seen] == [100 if u[0] == "G" else 20 for u in uuids]
 
 
-def test_the_parts_of_a_split_gpu_are_plain_json_too(monkeypatch):
-    split_gpu(monkeypatch)
-
-    plain = to_plain(read_driver().gpus[0])
-
-    assert [part["uuid"] for part in plain["instances"]] == ["MIG-11aa", "MIG-44dd"]
-
-
 def test_without_the_bindings_the_reason_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
@@ -237,9 +228,3 @@ def test_a_failing_library_of_amd_leaves_the_reason_of_nvidia(monkeypatch):
     monkeypatch.setitem(sys.modules, "amdsmi", amdsmi(amdsmi_init=no_nvidia))
 
     assert read_driver().trouble == "NVML Shared Library Not Found"
-
-
-def test_a_gpu_is_plain_json():
-    gpu = Gpu(index=0, kind="cuda", name="A", pids=(1, 2))
-
-    assert to_plain(gpu)["pids"] == [1, 2]
