@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.bench import Bench
 from benchmarks.ladder import SMALL_GPT
+from benchmarks.programs import ran
 from benchmarks.suites import overhead
 from flatout.hardware.counters import CounterSampler, open_sources
 from flatout.records.profile import PHASES, Profile
@@ -138,13 +139,10 @@ def by_wall_clock(
     """Return a script's times by a clock that knows nothing of flatout."""
     steps = str(SMOKE_STEPS if smoke else STEPS)
     command = [sys.executable, str(SCRIPTS / "wall_clock.py"), str(result), steps]
-    done = subprocess.run(
+    done = ran(
         [*command, str(workload.target), *workload.arguments],
         cwd=workload.folder,
-        capture_output=True,
-        text=True,
         timeout=max(1.0, seconds if smoke else min(seconds, MOST_S)),
-        check=False,
     )
     if done.returncode != 0 or not result.exists():
         raise RuntimeError(done.stderr.strip()[-500:])
@@ -332,9 +330,7 @@ def counters(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[str, 
 def _read_under(kind: str, lasts_s: float, left_s: float) -> dict[str, Any]:
     command = [sys.executable, str(SCRIPTS / "known_load.py"), kind, str(lasts_s)]
     with CounterSampler(open_sources()) as sampler:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=max(1.0, left_s), check=False
-        )
+        done = ran(command, timeout=max(1.0, left_s))
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip()[-500:])
     began, ended = (float(line.split()[1]) for line in done.stdout.splitlines())

@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.bench import MOST_SAID, Bench
 from benchmarks.ladder import SMALL_GPT
+from benchmarks.programs import python
 from flatout.hardware.catalogue import model_of
 from flatout.records.recipe import Choice, Recipe
 from flatout.workflow.demo import scenarios
@@ -194,13 +195,10 @@ def played(
     row: dict[str, Any] = {"command": command.name, "holds": False}
     began = time.monotonic()
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "flatout", *words],
+        done = python(
+            ["-m", "flatout", *words],
             cwd=work,
-            capture_output=True,
-            text=True,
             timeout=seconds,
-            check=False,
             env={**own_environment(), **variables},
         )
     except subprocess.TimeoutExpired:
@@ -251,13 +249,10 @@ def with_recipe(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[st
         out = work / name
         words = (str(SLOW), *size, "--steps", steps, "--evals", "2", "--out", str(out))
         try:
-            done = subprocess.run(
-                [sys.executable, *before, *words, "--log", str(work / f"{name}.log")],
+            done = python(
+                [*before, *words, "--log", str(work / f"{name}.log")],
                 cwd=work,
-                capture_output=True,
-                text=True,
                 timeout=max(LEAST_S, seconds / 2),
-                check=False,
                 env=own_environment(),
             )
         except subprocess.TimeoutExpired as late:

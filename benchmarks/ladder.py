@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import MOST_SAID, Bench, brief, trials_in
+from benchmarks.programs import ran
 from flatout.records import catalogue
 from flatout.records.ablation import Ablation
 from flatout.records.live import Progress
@@ -303,7 +304,7 @@ def _peer(framework: str, rung: Rung, seconds: float, *, smoke: bool) -> dict[st
     steps = SMOKE_PEER_STEPS if smoke else PEER_STEPS
     command += ["--script", rung.script, "--", *own, "--steps", str(steps)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = ran(command, timeout=seconds)
     except subprocess.TimeoutExpired as late:
         # Bytes, whatever was asked for.
         said = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else ""

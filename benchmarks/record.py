@@ -12,6 +12,7 @@ from typing import Any
 
 import flatout
 from benchmarks.bench import Record, calibration
+from benchmarks.programs import ran
 from flatout.records.machine import Machine
 from flatout.reporting.documents import write_json, write_text
 from flatout.tuning.trial_runner import JOURNAL
@@ -198,13 +199,7 @@ def _commit() -> str:
         return named
     root = Path(__file__).parent
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = ran(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=root, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return done.stdout.strip()

@@ -8,14 +8,13 @@ disturbs less. "As bytes" ends where a device takes over: what travels as bytes 
 
 import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench, Record, TrialFailedError, cells, make_photographs
+from benchmarks.programs import python
 from flatout.records.ablation import Comparison
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import compare, gather
@@ -104,14 +103,7 @@ def measure(bench: Bench, feed: Feed, folder: Path, *options: str) -> Mapping[st
     script = [str(SCRIPT), "--data", str(folder), *options]
     script += ["--as-bytes"] if feed.is_as_bytes else []
     under = ["-m", "flatout", "run", "--with", str(recipe)] if feed.levers else []
-    done = subprocess.run(
-        [sys.executable, *under, *script],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        cwd=bench.work,
-        check=False,
-    )
+    done = python([*under, *script], timeout=LIMIT_S, cwd=bench.work)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:
         raise TrialFailedError(f"{feed.name}: {(done.stderr or done.stdout)[-500:]}")

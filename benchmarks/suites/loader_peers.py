@@ -30,6 +30,7 @@ from benchmarks.peers.ours import (
     PACKED_JPEG,
     PACKED_RAW,
 )
+from benchmarks.programs import ran
 from flatout.records.ablation import Comparison
 from flatout.records.statistics import compare, gather
 
@@ -99,14 +100,7 @@ def measure(name: str, folder: Path, formats: Path) -> Mapping[str, Any] | str:
     """Return what one fresh process measured, or why it did not."""
     command = [sys.executable, "-m", "benchmarks.peers.measure", name, str(folder), str(formats)]
     try:
-        done = subprocess.run(
-            [*command, "--seconds", str(SECONDS)],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        done = ran([*command, "--seconds", str(SECONDS)], cwd=ROOT, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         return f"no result within {LIMIT_S:.0f} s"
     last = done.stdout.strip().splitlines()[-1:]

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bench import Bench, Record, TrialFailedError, make_photographs
+from benchmarks.programs import ran
 from flatout.data.format import read_header
 from flatout.data.packed_store import PackedStore, evict, resident_share
 from flatout.data.sampler import BlockSampler, OrderOptions, permutation
@@ -107,9 +108,7 @@ def run(bench: Bench) -> Record:
 
 def pack_once(source: Path, folder: Path, *, workers: int = 1) -> dict[str, Any]:
     """Pack in a fresh process; return its times."""
-    done = subprocess.run(
-        command_of(source, folder, workers, 64 * 2**20), check=False, capture_output=True, text=True
-    )
+    done = ran(command_of(source, folder, workers, 64 * 2**20))
     if done.returncode != 0:
         raise TrialFailedError(f"pack: {done.stderr.strip()[-300:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -8,7 +8,6 @@ the time of a plan: GPT-2 124M, and a 7B model with LoRA for a GPU that is not t
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench, Record, TrialFailedError
+from benchmarks.programs import ran
 from flatout.records.units import GIB, format_bytes
 from flatout.workflow.plan import PlanOptions, plan
 
@@ -75,9 +75,7 @@ def small(bench: Bench) -> dict[str, Any]:
 
 def answer(command: Sequence[str]) -> dict[str, Any]:
     """Return the JSON that a process prints last."""
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=CASE_S, check=False
-    )
+    done = ran(command, cwd=ROOT, timeout=CASE_S)
     if done.returncode != 0:
         raise TrialFailedError(f"{' '.join(command[1:])}: {done.stderr.strip()[-500:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -16,7 +16,7 @@ SOURCE = Path(cli.__file__).parent
 
 
 def run(*arguments, **options):
-    return python([*arguments], **options)
+    return python(arguments, **options)
 
 
 WORDS_OF = {
