@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.records.catalogue import build
-from flatout.records.errors import NotApplicable, UserError
+from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.records.recipe import Choice, Recipe
 from flatout.techniques.batch.batch_size import BatchSize, rate_factor, rule_for, scale_rate
@@ -209,11 +208,6 @@ def test_a_run_with_that_recipe_ramps_its_rate_to_what_the_rule_says(tmp_path, n
 )
 def test_it_is_not_offered_where_it_cannot_be(facts):
     assert BatchSize.candidates(facts, machine()) == ()
-
-
-def test_a_batch_of_nothing_is_refused():
-    with pytest.raises(UserError, match="at least 1"):
-        build(Recipe(choices=(Choice(technique="batch_size", settings={"samples": 0}),)))
 
 
 @pytest.mark.slow

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.records.catalogue import build
-from flatout.records.errors import NotApplicable, UserError
-from flatout.records.recipe import Choice, Recipe
+from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.scheduled_gc import CollectionSchedule, ScheduledGc
 from tests.support.programs import python
 from tests.techniques.facts import machine, profile
@@ -143,11 +141,6 @@ def test_a_script_that_switched_it_off_is_left_alone():
 
     with pytest.raises(NotApplicable, match="switched the automatic collection off"):
         ScheduledGc().optimizer(torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.1))
-
-
-def test_a_schedule_of_nothing_is_refused():
-    with pytest.raises(UserError, match="at least 1 step"):
-        build(Recipe(choices=(Choice(technique="scheduled_gc", settings={"every": 0}),)))
 
 
 def test_it_is_offered_where_the_collector_takes_its_share():

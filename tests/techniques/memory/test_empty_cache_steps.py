@@ -72,8 +72,3 @@ def test_holes_in_a_device_that_is_half_empty_are_left_alone():
     facts = profile(kind="cuda", peak_bytes=roomy, memory=story(fragmentation_share=0.5))
 
     assert EmptyCacheSteps.candidates(facts, machine(device=gpu())) == ()
-
-
-def test_no_step_is_no_interval():
-    with pytest.raises(ValueError, match="at least 1"):
-        EmptyCacheSteps(every=0)

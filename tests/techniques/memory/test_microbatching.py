@@ -120,11 +120,6 @@ def test_frozen_batch_norm_and_norms_of_a_sample_couple_nothing():
     assert find_coupled(model) is None
 
 
-def test_one_part_is_no_split():
-    with pytest.raises(ValueError, match="at least 2"):
-        Microbatching(chunks=1)
-
-
 def test_it_is_offered_where_memory_is_tight_with_fewer_parts_than_samples():
     host = machine(device=gpu())
     facts = profile(kind="cuda", peak_bytes=FULL, samples_per_step=4)

@@ -11,9 +11,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from flatout.records.catalogue import build
-from flatout.records.errors import NotApplicable, UserError
-from flatout.records.recipe import Choice, Recipe
+from flatout.records.errors import NotApplicable
 from flatout.techniques.precision import fp16_autocast
 from flatout.techniques.precision.fp16_autocast import (
     MAX_WALKS,
@@ -263,13 +261,6 @@ def test_a_model_of_another_precision_is_left_alone():
         technique.forward(lowered, lowered)
     with pytest.raises(NotApplicable, match="no model was put under fp16"):
         technique.backward(torch.autograd.backward)
-
-
-def test_a_scale_that_is_no_power_of_two_is_refused():
-    choice = Choice(technique="fp16_autocast", settings={"initial_scale": 1000})
-
-    with pytest.raises(UserError, match="power of two; try 8192"):
-        build(Recipe(choices=(choice,)))
 
 
 @pytest.mark.parametrize(
