@@ -75,10 +75,15 @@ def is_within(before, after):
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_packed_photographs_keep_their_labels_and_their_look(folder, plain, tmp_path, name):
-    packed(folder, tmp_path / "a", encoding=ENCODINGS[name])
+    header = packed(folder, tmp_path / "a", encoding=ENCODINGS[name])
 
     lossy = opened(tmp_path / "a")
 
+    assert not header.is_lossless
+    for (small, _), (large, _) in zip(lossy, plain, strict=True):
+        sides = np.array(large.shape[:2])
+        shrink = min(1.0, 256 / min(sides)) if ENCODINGS[name].short_side else 1.0
+        assert np.abs(small.shape[:2] - shrink * sides).max() < 1
     assert np.bincount(lossy.targets).tolist() == np.bincount(plain.targets).tolist()
     assert (lossy.targets, lossy.classes) == (plain.targets, plain.classes)
     before, after = seen(plain), seen(lossy)
