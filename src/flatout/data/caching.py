@@ -310,7 +310,8 @@ def _reading(self: Any) -> AbstractContextManager[None]:
 
 
 def _get_many(self: Any, indices: Any) -> list[Any]:
-    source, has_batches = getattr(type(self), SOURCE), _makes_batches(self)
+    source = getattr(type(self), SOURCE)
+    has_batches = hasattr(type(source), "__getitems__")
     if watch_of(self).is_changed():
         return source.__getitems__(indices) if has_batches else [source[i] for i in indices]
     if not has_batches:
@@ -333,10 +334,6 @@ def _get_many(self: Any, indices: Any) -> list[Any]:
 def _made(self: Any, indices: list[Any]) -> list[Any]:
     with watch_of(self).reading():
         return list(getattr(type(self), SOURCE).__getitems__(indices))
-
-
-def _makes_batches(self: Any) -> bool:
-    return hasattr(type(getattr(type(self), SOURCE)), "__getitems__")
 
 
 def key_of(index: Any, dataset: Any) -> int | None:

@@ -110,7 +110,8 @@ def open_image(payload: memoryview) -> "Image.Image":
             except UnidentifiedImageError:
                 start = bytes(payload[1:9])
                 raise BadSample(f"not an image (it starts with {start!r})") from None
-    return Image.fromarray(_squeezed(pixels(payload)))
+    found = pixels(payload)
+    return Image.fromarray(found[:, :, 0] if found.shape[2] == 1 else found)
 
 
 def pixels(payload: memoryview) -> Pixels:
@@ -190,16 +191,14 @@ def check_file(data: bytes) -> None:
 
 def _looks_whole(data: bytes) -> bool:
     if data.startswith(b"\xff\xd8\xff"):
-        return b"\xff\xd9" in data[-TAIL_BYTES:] if len(data) > TAIL_BYTES else _ends(data)
+        if len(data) > TAIL_BYTES:
+            return b"\xff\xd9" in data[-TAIL_BYTES:]
+        return data.rstrip(b"\0").endswith(b"\xff\xd9")
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return b"IEND" in data[-16:]
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return int.from_bytes(data[4:8], "little") + 8 <= len(data)
     return False
-
-
-def _ends(data: bytes) -> bool:
-    return data.rstrip(b"\0").endswith(b"\xff\xd9")
 
 
 def _lossless_pixels(image: "Image.Image") -> Pixels | None:
@@ -227,10 +226,6 @@ def _raw(found: Pixels) -> bytes:
 
 def _size(found: Pixels) -> tuple[int, int, int]:
     return found.shape[0], found.shape[1], found.shape[2] if found.ndim == 3 else 1
-
-
-def _squeezed(found: Pixels) -> Pixels:
-    return found[:, :, 0] if found.shape[2] == 1 else found
 
 
 def _rgb(image: "Image.Image") -> "Image.Image":

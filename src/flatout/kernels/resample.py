@@ -83,7 +83,7 @@ def _memory(core: Any) -> tuple[int, Any] | None:
         capsule = core.__arrow_c_array__()
     except ValueError:  # more than one block of memory
         return None
-    array = _Array.from_address(_pointer_of(capsule, b"arrow_array"))
+    array = _Array.from_address(int(_get_pointer()(capsule, b"arrow_array")))
     width, height = core.size
     if array.n_children != 1 or array.length != width * height or array.offset:
         return None
@@ -95,10 +95,6 @@ def _memory(core: Any) -> tuple[int, Any] | None:
 def _function() -> Any:
     pointers, numbers = (ctypes.c_void_p,) * 5, (ctypes.c_int,) * 2
     return load_function("resample", "resample", *pointers, *numbers)
-
-
-def _pointer_of(capsule: Any, name: bytes) -> int:
-    return int(_get_pointer()(capsule, name))
 
 
 @functools.cache

@@ -31,7 +31,7 @@ def module_names(package: ModuleType) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     for root in package.__path__:
-        for family in _packages(root):
+        for family in (info.name for info in pkgutil.iter_modules([root]) if info.ispkg):
             for info in pkgutil.iter_modules([str(Path(root) / family)]):
                 module = f"{package.__name__}.{family}.{info.name}"
                 if info.name in names:
@@ -55,10 +55,6 @@ def load_class(module_name: str, base: type[Base]) -> type[Base]:
             f"{module_name} must define exactly one {base.__name__}, found {len(found)}"
         )
     return found[0]
-
-
-def _packages(root: str) -> list[str]:
-    return [info.name for info in pkgutil.iter_modules([root]) if info.ispkg]
 
 
 def names() -> tuple[str, ...]:

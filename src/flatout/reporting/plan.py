@@ -213,15 +213,13 @@ def tensor_rows(tensors: Sequence[TensorAtPeak], most: int) -> list[tuple[Text, 
         (
             format_bytes(tensor.bytes),
             " ".join(filter(None, ["x".join(map(str, tensor.shape)), tensor.dtype])) or NOTHING,
-            _kind(tensor) if tensor.kind else named("phase", tensor.phase),
+            named("tensor_kind", tensor.kind.replace(" ", "_"))
+            if tensor.kind
+            else named("phase", tensor.phase),
             ", ".join(filter(None, [tensor.module, tensor.line or tensor.operator])) or NOTHING,
         )
         for tensor in tensors[:most]
     ]
-
-
-def _kind(tensor: TensorAtPeak) -> str:
-    return named("tensor_kind", tensor.kind.replace(" ", "_"))
 
 
 def next_command(plan: Plan, workload: str, gpu: str) -> str:

@@ -63,7 +63,9 @@ def find_way(
     stopped, best, trial = "", None, alone.trial
     try:
         yield from _time_ways(history, alone.recipe, choices, timed, tell)
-        proven = [x for x in choices if x.label in timed and _is_faster(timed[x.label])]
+        # The ranks themselves compare what they train.
+        kept = {label for label, match in timed.items() if match.decision is Decision.KEPT}
+        proven = [x for x in choices if x.label in kept]
         best = max(proven, key=lambda x: _ratio(timed[x.label]), default=None)
         if best is not None:
             trial = yield from history.again(alone.recipe.plus(best))
@@ -152,11 +154,6 @@ def _time_ways(
 
 def _ratio(match: Match | None) -> float:
     return match.comparison.ratio if match and match.comparison else 0.0
-
-
-def _is_faster(match: Match) -> bool:
-    """Return whether a way is proven; the ranks themselves compare what they train."""
-    return match.decision is Decision.KEPT
 
 
 def _row(choice: Choice, floor: Recipe, match: Match, *, best: Choice | None) -> Row:

@@ -145,7 +145,8 @@ def plan(
             found = tracer.checked(found, model, setup)
         if ground.ranks > 1:
             found = _with_ways(found, setup, options, splits_layers=is_step)
-    largest = tuple(replace(t, line=_relative(t.line)) for t in found.largest)
+    here = f"{Path.cwd()}{os.sep}"
+    largest = tuple(replace(t, line=t.line.removeprefix(here)) for t in found.largest)
     return Planned(
         plan=replace(found, notes=(*found.notes, *notes, *tried), largest=largest),
         stream=stream,
@@ -472,8 +473,3 @@ def _uselessness(found: MemoryStream, stream: MemoryStream, label: str) -> str:
     if max(found.alive()) < max(stream.alive()):
         return ""
     return words("plan.useless", technique=label, n=str(found.steps))
-
-
-def _relative(line: str) -> str:
-    """Return `file.py:7` for a line of a file below the working directory."""
-    return line.removeprefix(f"{Path.cwd()}{os.sep}")

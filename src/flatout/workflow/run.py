@@ -310,7 +310,8 @@ def _train(
         with _signals_passed_on() as pass_to:
             child = subprocess.Popen(command_of(workload), cwd=workload.folder, env=armed)
             pass_to(child)
-            code = _shells_code(child.wait())
+            code = child.wait()
+            code = code if code >= 0 else 128 - code  # a shell names a signal by a number above 128
         if options.keep is not None:
             record = RunRecord(
                 command=workload.command_line,
@@ -406,11 +407,6 @@ def _signals_passed_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _shells_code(code: int) -> int:
-    """Return an exit code as a shell gives it, which names a signal by a number above 128."""
-    return code if code >= 0 else 128 - code
 
 
 def _is_told_alone() -> bool:

@@ -422,10 +422,6 @@ def hand_changes(
 
 def _filled(text: str, settings: Mapping[str, Any]) -> list[str]:
     """Put the settings in for `$name`; a name that is no setting stays as it is."""
-    values = {name: _source(value) for name, value in settings.items()}
+    # Texts go in without quotes, the lines have them.
+    values = {k: v if isinstance(v, str) else repr(v) for k, v in settings.items()}
     return Template(text.strip("\n")).safe_substitute(values).splitlines()
-
-
-def _source(value: Any) -> str:
-    """Return a setting as it is in a script; texts go without quotes, the lines have them."""
-    return value if isinstance(value, str) else repr(value)
