@@ -66,9 +66,9 @@ def python_for(before):
     check = (
         "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
     )
-    for python in (sys.executable, "/usr/bin/python3"):
+    for interpreter in (sys.executable, "/usr/bin/python3"):
         variables = {"PATH": os.environ["PATH"], "PYTHONPATH": SEARCH}
-        words = [*before, python, "-c", check]
+        words = [*before, interpreter, "-c", check]
         if not subprocess.run(words, env=variables, capture_output=True, check=False).returncode:
             return python
     pytest.skip("that user may run no Python with torch")
