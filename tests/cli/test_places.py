@@ -70,7 +70,7 @@ def python_for(before):
         variables = {"PATH": os.environ["PATH"], "PYTHONPATH": SEARCH}
         words = [*before, interpreter, "-c", check]
         if not subprocess.run(words, env=variables, capture_output=True, check=False).returncode:
-            return python
+            return interpreter
     pytest.skip("that user may run no Python with torch")
 
 

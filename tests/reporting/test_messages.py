@@ -330,9 +330,7 @@ def test_a_rule_has_its_sentences_in_the_catalogue(code):
     assert {name.split(".")[2].partition("_")[0] for name in names} >= {"because"}
 
 
-MACHINE = replace(
-    test_doctor.MACHINE, cpu_name="Test CPU", cpu_features=frozenset({"amx_bf16"})
-)
+MACHINE = replace(test_doctor.MACHINE, cpu_name="Test CPU", cpu_features=frozenset({"amx_bf16"}))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 9])

@@ -1,6 +1,5 @@
 """What is found in a small script that runs in a process of its own."""
 
-
 from flatout.records.trial import Outcome
 from flatout.workflow.measure import measure
 from tests.support.programs import workload_of

@@ -1,6 +1,5 @@
 """The photographs: made from what is installed, the same every time."""
 
-
 import pytest
 from PIL import Image, ImageChops, ImageStat
 

@@ -20,9 +20,7 @@ from flatout.records.messages import messages
 
 @click.command("run", cls=ScriptCommand)
 @recipe_option("The recipe; 'flatout tune' writes one.")
-@file_option(
-    "--plan", "A plan to hold the second step against; 'flatout plan --json' writes one."
-)
+@file_option("--plan", "A plan to hold the second step against; 'flatout plan --json' writes one.")
 @click.option(
     "--on-oom",
     type=click.Choice(["stop", "adapt"]),

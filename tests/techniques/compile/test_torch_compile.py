@@ -324,10 +324,7 @@ def test_a_second_process_starts_from_what_the_first_one_compiled(tmp_path):
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
 
     first, second = (
-        [
-            int(word)
-            for word in python(["-c", TWICE], env=environment, check=True).stdout.split()
-        ]
+        [int(word) for word in python(["-c", TWICE], env=environment, check=True).stdout.split()]
         for _ in range(2)
     )
 
