@@ -21,7 +21,7 @@ from flatout.workflow.run import run
 from tests.paths import ROOT
 from tests.support.programs import workload_of
 from tests.techniques.guarded import recipe_of
-from tests.techniques.optimizer.test_adafactor import in_first_step
+from tests.techniques.small_training import in_first_step
 
 SCRIPT = ROOT / "tests/scripts/techniques/resumable.py"
 HALF, WHOLE = 3, 6

@@ -13,6 +13,7 @@ from flatout.techniques.compile.regional_compile import (
 )
 from flatout.techniques.compile.torch_compile import TorchCompile, compile_watch
 from tests.techniques.facts import machine, model, profile
+from tests.techniques.small_training import gradients
 
 PROMISE = ("naive_gpt.py", {})
 
@@ -44,12 +45,6 @@ class Stack(nn.Module):
 
 def is_compiled(module):
     return module._compiled_call_impl is not None
-
-
-def gradients(module):
-    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1))
-    nn.functional.cross_entropy(module(x), torch.arange(32) % 4).backward()
-    return [p.grad for p in module.parameters()]
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from flatout.techniques.compile.torch_compile import (
 from tests.support.programs import python
 from tests.techniques.facts import loader, machine, model, profile
 from tests.techniques.guarded import played
+from tests.techniques.small_training import gradients, network
 
 PROMISE = ("naive_gpt.py", {})
 
@@ -37,17 +38,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.layers(x)
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
-
-
-def gradients(module):
-    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1))
-    nn.functional.cross_entropy(module(x), torch.arange(32) % 4).backward()
-    return [p.grad for p in module.parameters()]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer import eight_bit_optimizer
 from flatout.techniques.optimizer.eight_bit_optimizer import EightBitOptimizer, to_eight_bits
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
-from tests.techniques.optimizer.test_adafactor import in_first_step
+from tests.techniques.small_training import in_first_step
 
 PROMISE = ("naive_gpt.py", {})
 

@@ -4,19 +4,14 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.foreach_optimizer import ForeachOptimizer, update_in_groups
 from tests.techniques.facts import machine, model, optimizer, profile
+from tests.techniques.small_training import network
 
 PROMISE = ("elaborate", {})
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
 
 
 def trained(model, made, steps=3):

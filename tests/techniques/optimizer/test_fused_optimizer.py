@@ -9,6 +9,7 @@ from flatout.records.errors import NotApplicable
 from flatout.techniques.optimizer.adafactor import Adafactor
 from flatout.techniques.optimizer.fused_optimizer import FusedOptimizer, fuse
 from tests.techniques.facts import machine, optimizer, profile
+from tests.techniques.small_training import network, train
 
 PROMISE = ("naive_gpt.py", {})
 
@@ -22,20 +23,6 @@ KINDS = {
 class OwnStep(torch.optim.AdamW):
     def step(self, closure=None):
         return super().step(closure)
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
-
-
-def train(module, stepper, steps=5):
-    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1))
-    for _ in range(steps):
-        stepper.zero_grad()
-        module(x).square().mean().backward()
-        stepper.step()
-    return list(module.parameters())
 
 
 @pytest.mark.parametrize("kind", KINDS)

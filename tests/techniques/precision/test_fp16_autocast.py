@@ -22,13 +22,9 @@ from flatout.techniques.precision.fp16_autocast import (
 )
 from tests.techniques.facts import CPU, gpu, machine, model, profile
 from tests.techniques.guarded import played
+from tests.techniques.small_training import network
 
 PROMISE = ("elaborate", {})
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
 
 
 def loss_of(model, seed=1):

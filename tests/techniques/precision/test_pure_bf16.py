@@ -20,7 +20,7 @@ from flatout.techniques.precision.pure_bf16 import (
 )
 from tests.techniques.facts import GIB, machine, model, optimizer, profile
 from tests.techniques.guarded import played
-from tests.techniques.optimizer.test_adafactor import in_first_step
+from tests.techniques.small_training import in_first_step
 
 PROMISE = ("naive_gpt.py", {})
 
