@@ -1,12 +1,11 @@
 """The callbacks in real trainers: the training ends as without them, and the verdict is right."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from tests.paths import ROOT
+from tests.support.programs import python
 
 DATA = """
 import sys, time
@@ -75,13 +74,10 @@ MODULES = {"transformers": TRANSFORMERS, "lightning": LIGHTNING}
 def trained(folder, name, steps, **variables):
     pytest.importorskip(name)
     (folder / "train.py").write_text(MODULES[name])
-    done = subprocess.run(
-        [sys.executable, "train.py", str(steps)],
+    done = python(
+        ["train.py", str(steps)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert f"steps {steps}\n" in done.stdout

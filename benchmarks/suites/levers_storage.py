@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.bench import Bench, Record, trials_in
-from benchmarks.suites.levers import Subject, Techniques, measured, record_of, workload
+from benchmarks.suites.levers import Subject, Techniques, measured, record_of
 from flatout.data.packed_store import evict
 from flatout.workflow.demo import make_job
 
@@ -47,17 +47,17 @@ def subjects(bench: Bench) -> list[Subject]:
     return [
         Subject(
             name=f"photographs of {LARGE[0]} x {LARGE[1]}",
-            workload=workload(PHOTOGRAPHS, bench, "--data", str(large)),
+            workload=bench.workload(PHOTOGRAPHS, "--data", str(large)),
             levers=ON_LARGE,
         ),
         Subject(
             name="files that are not cached, 1 worker",
-            workload=workload(SAMPLES, bench, "--data", str(samples)),
+            workload=bench.workload(SAMPLES, "--data", str(samples)),
             levers=ON_FILES,
         ),
         Subject(
             name="a store that is not cached, 1 worker",
-            workload=workload(SAMPLES, bench, "--store", str(store)),
+            workload=bench.workload(SAMPLES, "--store", str(store)),
             levers=ON_FILES,
         ),
     ]

@@ -10,7 +10,6 @@ import pytest
 
 from flatout import rules
 from flatout.records.catalogue import module_names
-from flatout.records.machine import Device, Machine
 from flatout.records.messages import (
     FIELD,
     LANGUAGES,
@@ -23,6 +22,7 @@ from flatout.records.messages import (
 )
 from flatout.rules.runtime.sync_in_step import ADVICE
 from tests.paths import ROOT
+from tests.reporting import test_doctor
 from tests.reporting.full_profile import filled
 from tests.rules.journey_facts import journey
 from tests.rules.memory_facts import story, sync
@@ -333,16 +333,7 @@ def test_a_rule_has_its_sentences_in_the_catalogue_or_in_its_module(code):
     assert "because" in {name.partition("_")[0] for name in names} or module.KOREAN
 
 
-MACHINE = Machine(
-    device=Device(kind="cpu", name="Test CPU", memory_bytes=8 * 1024**3),
-    cpu_name="Test CPU",
-    logical_cores=4,
-    usable_cores=2,
-    physical_cores=2,
-    memory_bytes=8 * 1024**3,
-    shm_free_bytes=64 * 1024**2,
-    cpu_features=frozenset({"amx_bf16"}),
-)
+MACHINE = replace(test_doctor.MACHINE, cpu_name="Test CPU", cpu_features=frozenset({"amx_bf16"}))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 9])

@@ -1,7 +1,5 @@
 import importlib
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -19,6 +17,7 @@ from tests.rules.journey_facts import journey
 from tests.rules.memory_facts import story, sync
 from tests.rules.pipeline_facts import pipeline
 from tests.rules.rank_facts import rank
+from tests.support.programs import python
 from tests.techniques.facts import gpu, loader, machine, model, optimizer, profile
 
 EVERYTHING = profile(
@@ -192,6 +191,6 @@ def test_the_rules_do_not_import_torch():
         "print(len(rules.codes()), 'torch' in sys.modules)"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(["-c", code], check=True)
 
     assert done.stdout.split()[1] == "False"

@@ -8,13 +8,13 @@ it is asked for.
 
 import importlib
 import json
-import subprocess
 import sys
 
 import pytest
 
 from flatout.rules import source
 from tests.rules.source.training import BASE
+from tests.support.programs import ran
 
 MODULES = {source.code_of(rule): module for rule, module in source.modules().items()}
 FIXING = [
@@ -80,7 +80,7 @@ def losses(tmp_path_factory):
         (folder / f"{code}-before.py").write_text(on_cpu(before))
         (folder / f"{code}-after.py").write_text(on_cpu(after))
     command = [sys.executable, "-c", RUN, *(path.name for path in sorted(folder.iterdir()))]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    done = ran(command, cwd=folder, check=True)
     return json.loads(done.stdout)
 
 

@@ -3,16 +3,9 @@
 import pytest
 
 from flatout.records.trial import Outcome
-from tests.support.trial_runs import trial_of
+from tests.support.trial_runs import profile_of, trial_of
 
 pytestmark = pytest.mark.slow
-
-
-def profile_of(command):
-    trial = trial_of(command)
-    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
-    assert trial.details["errors"] == []
-    return trial.profile
 
 
 def test_gradient_by_autograd_grad_ends_a_step_where_there_is_no_optimizer():

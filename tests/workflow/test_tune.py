@@ -10,17 +10,14 @@ from flatout.records.ablation import LossCheck, Verdict, ablation_from_json
 from flatout.records.machine import Device, Machine
 from flatout.records.messages import words
 from flatout.records.profile import (
-    LoaderFacts,
-    ModelFacts,
-    OptimizerFacts,
     PeakBytes,
-    Profile,
     Spread,
 )
 from flatout.records.technique import Numerics
 from flatout.records.trial import TECHNIQUE_NOTE, Applied, Outcome, Trial, Workload
 from flatout.reporting.tuning.verdict import verdict_of
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
+from tests.techniques import facts
 
 MACHINE = Machine(
     device=Device(kind="cpu", name="test cpu", memory_bytes=2**34),
@@ -90,41 +87,18 @@ class World:
 
 def profile(step_ms):
     scale = step_ms / 100.0
-    return Profile(
+    return facts.profile(
         step_ms=Spread(median=step_ms, p10=step_ms, p90=step_ms, n=8),
         phases_ms={name: ms * scale for name, ms in PHASES.items()} | {"h2d": 0.0},
         samples_per_s=1e3 * 16 / step_ms,
-        device_kind="cpu",
         device_name="test cpu",
         device_busy_share=0.6,
         peak_bytes=PeakBytes(device=2**30),
         warmup_ms=500.0,
         cpu_threads=2,
-        loaders=(
-            LoaderFacts(
-                address="train.py:main#0",
-                is_training=True,
-                dataset="Images",
-                dataset_len=1000,
-                batch_size=16,
-                num_workers=0,
-                pin_memory=False,
-                persistent_workers=False,
-                prefetch_factor=None,
-                batch_bytes=10**6,
-                fetch_ms=40.0 * scale,
-            ),
-        ),
-        models=(
-            ModelFacts(
-                name="Net", parameters=10**6, parameter_bytes=4 * 10**6, dtypes=("float32",)
-            ),
-        ),
-        optimizers=(
-            OptimizerFacts(
-                name="AdamW", parameters=10**6, has_fused_option=True, parameter_tensors=60
-            ),
-        ),
+        loaders=(facts.loader(address="train.py:main#0", batch_size=16, fetch_ms=40.0 * scale),),
+        models=(facts.model(parameters=10**6, parameter_bytes=4 * 10**6),),
+        optimizers=(facts.optimizer(parameters=10**6, parameter_tensors=60),),
     )
 
 

@@ -7,23 +7,20 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import ScriptCommand, language_option, script, show
+from flatout.cli.options import (
+    ScriptCommand,
+    file_option,
+    language_option,
+    recipe_option,
+    script,
+    show,
+)
 from flatout.records.messages import messages
 
 
 @click.command("run", cls=ScriptCommand)
-@click.option(
-    "--with",
-    "recipe_path",
-    type=click.Path(path_type=Path),
-    help="The recipe; 'flatout tune' writes one.",
-)
-@click.option(
-    "--plan",
-    "plan_path",
-    type=click.Path(path_type=Path),
-    help="A plan to hold the second step against; 'flatout plan --json' writes one.",
-)
+@recipe_option("The recipe; 'flatout tune' writes one.")
+@file_option("--plan", "A plan to hold the second step against; 'flatout plan --json' writes one.")
 @click.option(
     "--on-oom",
     type=click.Choice(["stop", "adapt"]),
@@ -57,22 +54,17 @@ from flatout.records.messages import messages
     help="Hosts that train together, each with as many GPUs or ranks; start this on each.",
 )
 @click.option("--rendezvous", default="", help="HOST:PORT of the first host, which all reach.")
-@click.option(
-    "--slurm",
-    "slurm_path",
-    type=click.Path(path_type=Path),
-    help="Write a batch script for sbatch instead of training.",
-)
+@file_option("--slurm", "Write a batch script for sbatch instead of training.")
 @click.option(
     "--ray",
     "on_ray",
     is_flag=True,
     help="Train on hosts of the Ray cluster that this machine is part of, or RAY_ADDRESS names.",
 )
-@click.option(
+@file_option(
     "--record",
-    type=click.Path(path_type=Path),
-    help="Write the loss over time and the metrics that the script prints; see 'compare'.",
+    "Write the loss over time and the metrics that the script prints; see 'compare'.",
+    "record",
 )
 @language_option
 @script

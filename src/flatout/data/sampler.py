@@ -50,9 +50,6 @@ def block_permutation(
 
     Samples that are side by side in a pre-shuffled store stay together: blocks are shuffled, and so
     are the samples in a window of many blocks.
-
-    Raises:
-        ValueError: if the blocks are too large, or the window too small, to mix well.
     """
     _check_blocks(block, window)
     blocks = _sorted_keys(-(-samples // block), seed, epoch, BLOCKS)
@@ -252,9 +249,6 @@ def check_alone() -> None:
     No one sees to it that ranks draw the same order in the place of a `RandomSampler`: their seeds
     may differ, and so may what they drew before. Each would then take its part of another order,
     and samples would be missed. Accelerate shares a loader out like that after it was made.
-
-    Raises:
-        NotApplicable: if several ranks train together.
     """
     from torch import distributed
 

@@ -213,11 +213,7 @@ def find_refusal(spec: ParallelSpec) -> str | None:
 
 
 def check_world(spec: ParallelSpec, ranks: int) -> None:
-    """Refuse a number of ranks for which a spec was not made.
-
-    Raises:
-        UserError: with the number that it needs.
-    """
+    """Refuse a number of ranks for which a spec was not made."""
     if spec.world_size != ranks:
         product = " x ".join(f"{name}={getattr(spec, name)}" for name in AXES)
         raise UserError(
@@ -260,11 +256,7 @@ def spec_for(ranks: int, zero: int = 0) -> ParallelSpec:
 
 
 def script_settings(spec: ParallelSpec) -> dict[str, int]:
-    """Return the settings of data parallelism for a script, which offers nothing else.
-
-    Raises:
-        UserError: where the spec asks for more: that needs a Task.
-    """
+    """Return the settings of data parallelism for a script, which offers nothing else."""
     plain = ParallelSpec(dp_replicate=spec.dp_replicate, dp_shard=spec.dp_shard, zero=spec.zero)
     if spec != plain:
         more = sorted(spec_to_toml(spec).keys() - spec_to_toml(plain).keys())
@@ -310,11 +302,7 @@ def refit(spec: ParallelSpec, ranks: int) -> ParallelSpec:
 
 
 def spec_from_toml(plain: Mapping[str, Any]) -> ParallelSpec:
-    """Return the spec that the table `[parallel]` of a recipe holds.
-
-    Raises:
-        UserError: for an unknown key, a value of another type, or a refused combination.
-    """
+    """Return the spec that the table `[parallel]` of a recipe holds."""
     known = [item.name for item in fields(ParallelSpec)]
     for name in plain:
         if name not in known:

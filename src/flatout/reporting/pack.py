@@ -133,7 +133,7 @@ def _fastest(own: Mapping[str, Any], best: Mapping[str, Any] | None, images: int
 
 def _format_row(cost: Mapping[str, Any], found: Mapping[str, Any], say: Messages) -> list[str]:
     rate = format_rate(cost["images_per_s"])
-    if _exceeds_memory(cost, found):
+    if found["read_bytes_per_s"] and cost["total_bytes"] > found["free_memory_bytes"]:
         rate = say("pack.bound_by_storage", rate=rate)
     row = [
         cost["name"],
@@ -146,10 +146,6 @@ def _format_row(cost: Mapping[str, Any], found: Mapping[str, Any], say: Messages
         row.append(f"{cost['cores_needed']:.2g}")
     off = f"{cost['difference']:.1f}"
     return [*row, say("pack.off_by", n=off) if cost["difference"] else say("pack.the_same")]
-
-
-def _exceeds_memory(cost: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    return bool(found["read_bytes_per_s"]) and cost["total_bytes"] > found["free_memory_bytes"]
 
 
 def _storage(found: Mapping[str, Any]) -> Sentence:

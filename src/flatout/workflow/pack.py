@@ -152,12 +152,7 @@ def pack(
 ) -> PackResult:
     """Pack a source into a folder, or go on with what an earlier call began there.
 
-    Args:
-        target: a path, a pattern of tars, or `module:name` of a data set.
-        folder: where the store goes: a new or empty folder, or an unfinished pack.
-        options: how to pack.
-        tell: told how far it has come.
-        verify: compare every sample with the source afterwards.
+    With `verify` every sample is compared with the source afterwards.
 
     Raises:
         UserError: for whatever keeps the source from being packed; what is done is kept.

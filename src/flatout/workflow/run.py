@@ -81,11 +81,7 @@ class RunPlan:
 
 
 def read_plan(path: Path) -> RunPlan:
-    """Read the plan that `flatout plan --json` wrote.
-
-    Raises:
-        UserError: if there is none.
-    """
+    """Read the plan that `flatout plan --json` wrote."""
     try:
         plain = read_json(path)
         return RunPlan(
@@ -224,13 +220,7 @@ def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) 
 def asked_ranks(gpus: int | None, ranks: int | None, *, is_here: bool = True) -> int | None:
     """Return the processes that train together on a host; None where that was not asked for.
 
-    Args:
-        gpus: Of each host, one for each process.
-        ranks: Processes without GPUs.
-        is_here: Whether this machine is such a host.
-
-    Raises:
-        UserError: for both options at once, and where the machine has too few GPUs.
+    GPUs have a process each; `ranks` are processes without.
     """
     if gpus is None:
         return ranks
@@ -253,11 +243,7 @@ def spread_over(
     hosts: Hosts = ONE_HOST,
     language: str = ENGLISH,
 ) -> tuple[Workload, Recipe]:
-    """Return what trains a script for one device, or a Task, in ranks: so many on each host.
-
-    Raises:
-        UserError: where the stage of ZeRO is not offered.
-    """
+    """Return what trains a script for one device, or a Task, in ranks: so many on each host."""
     ranks *= hosts.count
     os.environ.update(hosts.environment)
     if recipe.parallel is not None and zero:
@@ -324,7 +310,8 @@ def _train(
         with _signals_passed_on() as pass_to:
             child = subprocess.Popen(command_of(workload), cwd=workload.folder, env=armed)
             pass_to(child)
-            code = _shells_code(child.wait())
+            code = child.wait()
+            code = code if code >= 0 else 128 - code  # a shell names a signal by a number above 128
         if options.keep is not None:
             record = RunRecord(
                 command=workload.command_line,
@@ -420,11 +407,6 @@ def _signals_passed_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _shells_code(code: int) -> int:
-    """Return an exit code as a shell gives it, which names a signal by a number above 128."""
-    return code if code >= 0 else 128 - code
 
 
 def _is_told_alone() -> bool:

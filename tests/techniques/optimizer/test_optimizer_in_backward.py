@@ -1,7 +1,5 @@
 import copy
 import gc
-import subprocess
-import sys
 import weakref
 
 import pytest
@@ -20,6 +18,7 @@ from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward impo
     step_in_backward,
 )
 from tests.paths import ROOT
+from tests.support.programs import python
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
 
@@ -155,9 +154,7 @@ print(peak_bytes(step(plain, other)), peak_bytes(step(module, stepper)))
 
 
 def test_gradients_are_not_all_held_at_once():
-    done = subprocess.run(
-        [sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = python(["-c", PEAKS], check=True, cwd=ROOT)
 
     before, after = map(int, done.stdout.split())
     assert after < before / 4

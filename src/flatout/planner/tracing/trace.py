@@ -173,9 +173,6 @@ def trace(
         steps: Optimizer steps; the first lacks the optimizer's state, so two are the least that
             shows a steady one.
         capability: Compute capability of a pretended CUDA device.
-
-    Raises:
-        UserError: if something cannot be traced; the text says what and where.
     """
     count = subject.batch_size if batch is None else batch
     if type(count) is not int or count < 1:
