@@ -1,12 +1,16 @@
 """Where a step ends: optimizers inside backward, and those that come while steps are skipped."""
 
+import copy
 import gc
+import pickle
 import threading
-import weakref
 
 import pytest
 import torch
+from torch.optim import optimizer as torch_optimizer
 
+from flatout.agent import patching
+from flatout.agent.hooks import optimizer as optimizer_hook
 from flatout.agent.hooks.optimizer import _Steps
 from flatout.agent.hooks.step import _Backward
 from flatout.agent.session import Session
@@ -19,7 +23,7 @@ def built(session, count=1):
     parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(count)]
     optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in parameters]
     for optimizer in optimizers:
-        session.add_optimizer(weakref.ref(optimizer))
+        session.add_optimizer(optimizer)
     return optimizers
 
 
@@ -108,3 +112,55 @@ def test_an_optimizer_like_one_that_is_gone_is_described_once():
 
     assert len(session.counts) == 5
     assert len(session.optimizer_facts) == 1
+
+
+@pytest.fixture
+def installed():
+    """A session that listens to optimizers and backward, until the test is over."""
+    before = set(patching.patches())
+    session = Session(TrialSpec())
+    optimizer_hook.install(session)
+    _Backward(session).install()
+    yield session
+    for patch in set(patching.patches()) - before:
+        patch.undo()
+    torch_optimizer._global_optimizer_pre_hooks.popitem()
+    torch_optimizer._global_optimizer_post_hooks.popitem()
+
+
+def restored(optimizer):
+    """Return an optimizer from a file that holds it as a whole."""
+    return pickle.loads(pickle.dumps(optimizer))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, restored])
+def test_an_optimizer_that_is_copied_or_restored_ends_its_steps_as_one_that_is_built(
+    installed, again
+):
+    optimizer = again(torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]))
+    (parameter,) = optimizer.param_groups[0]["params"]
+
+    for _ in range(3):
+        parameter.square().sum().backward()
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    assert installed.counts == {1: 3}
+    assert installed.optimizers == [optimizer]
+    assert installed.errors == []
+
+
+class Searching(torch.optim.SGD):
+    """Asks its closure for the loss at several rates."""
+
+    def step(self, closure):
+        return [closure(rate, backward=False) for rate in (0.1, 0.2)]
+
+
+def test_a_closure_is_called_with_what_the_optimizer_gives_it(installed):
+    optimizer = Searching([torch.nn.Parameter(torch.ones(2))])
+
+    found = optimizer.step(lambda rate, backward=True: (rate, backward))
+
+    assert found == [(0.1, False), (0.2, False)]
+    assert installed.segments[0].closures == 2

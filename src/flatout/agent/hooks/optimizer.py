@@ -75,6 +75,7 @@ class _Steps:
     def install(self, module: Any) -> None:
         session = self.session
         patching.wrap(module.Optimizer, "__init__", self.remembering)
+        patching.wrap(module.Optimizer, "__setstate__", self.remembering)
         handle = module.register_optimizer_step_pre_hook(self.before)
         module.register_optimizer_step_post_hook(self.after)
         hooks: dict[int, Any] = handle.hooks_dict_ref()
@@ -87,15 +88,19 @@ class _Steps:
         session.on("sampling", listen_again)
 
     def remembering(self, build: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the constructor, with what it builds added to the session."""
+        """Return the constructor, with what it builds added to the session.
+
+        Or what makes the copy of an optimizer, or one that was pickled. Loading a state runs it,
+        too, of one that is known.
+        """
         session = self.session
         keeps_parts = session.touches("optimizer")
 
         @functools.wraps(build)
         def construct(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             build(optimizer, *args, **kwargs)
-            if session.is_mine():
-                session.add_optimizer(weakref.ref(optimizer))
+            if session.is_mine() and session.number_of(optimizer) < 0:
+                session.add_optimizer(optimizer)
                 if keeps_parts:
                     session.quietly(keep)(optimizer)
 
@@ -154,9 +159,9 @@ class _Steps:
         segment = self.session.segment
 
         @functools.wraps(closure)
-        def counted() -> Any:
+        def counted(*given: Any, **named_ones: Any) -> Any:
             segment.closures += 1
-            return closure()
+            return closure(*given, **named_ones)  # an optimizer of the script's own may give some
 
         if named is not None:
             return args, {**kwargs, "closure": counted}
