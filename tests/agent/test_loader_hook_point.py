@@ -3,9 +3,10 @@
 import itertools
 import threading
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, dataloader
+from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset, dataloader
 
 from flatout.agent import patching
 from flatout.agent.hooks import loader as loader_hook
@@ -212,6 +213,16 @@ def test_it_is_noted_how_many_batches_an_epoch_had_that_the_script_left(
 
     (seen,) = session.loaders.values()
     assert seen.begun_at == [0, 4, 8]
+
+
+def test_an_epoch_without_a_batch_ends_as_such_though_it_cannot_be_noted(
+    session, listened, tmp_path
+):
+    session.spec = TrialSpec(folder=str(tmp_path))
+    loader = listened(Subset(Numbers(), []), num_workers=1, prefetch_factor=np.int64(2))
+
+    assert list(loader) == []
+    assert "int64" in session.errors[0]
 
 
 def test_batches_that_another_thread_draws_are_told(session, listened):

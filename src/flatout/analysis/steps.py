@@ -238,7 +238,7 @@ def step_of(group: Sequence[Segment]) -> Step:
             seconds=tuple(part.seconds),
             end=part.end,
             batches=part.batches,
-            samples=part.samples or _called_with(part),
+            samples=part.samples or part.called_with,
             backwards=part.backwards,
             is_dirty=part.evals + part.loader_starts > 0 or part.seconds[SAVE] > 0,
             losses=tuple(part.losses),
@@ -268,18 +268,7 @@ def step_of(group: Sequence[Segment]) -> Step:
 
 def _samples_of(group: Sequence[Segment]) -> int:
     """Return the samples of a step: those of its batches; without any, what its model was given."""
-    return sum(part.samples for part in group) or sum(map(_called_with, group))
-
-
-def _called_with(part: Segment) -> int:
-    """Return the samples that the first root was called with.
-
-    Of several calls and one backward, each has the same samples: two views of them, steps in time.
-    """
-    calls = part.calls[0] if part.calls else 0
-    if not 0 < part.backwards < calls:
-        return part.called
-    return round(part.called * part.backwards / calls)
+    return sum(part.samples for part in group) or sum(part.called_with for part in group)
 
 
 def _communication(group: Sequence[Segment]) -> tuple[float, ...]:

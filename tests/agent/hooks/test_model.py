@@ -256,10 +256,10 @@ class Wrapper(nn.Module):
 
 
 @pytest.fixture
-def session():
+def session(request):
     """A session that looks for roots, whose patches are gone afterwards."""
     before = set(patching.patches())
-    session = Session(TrialSpec(mode="measure"))
+    session = Session(TrialSpec(mode=getattr(request, "param", "measure")))
     _Roots(session).install()
     yield session
     for patch in set(patching.patches()) - before:
@@ -328,6 +328,52 @@ def test_an_evaluation_before_the_roots_are_known_is_one_as_well(session):
         averaged(torch.ones(2, 8))
 
     assert session.segment.evals == 1
+
+
+class Named(Net):
+    """A model with names in its signature that wrappers around a call have as well."""
+
+    def forward(self, x, *, module, root, original):
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("session", ["measure", "run"], indirect=True)
+def test_a_call_may_use_any_names(session):
+    net = Named()
+    for _ in range(5):
+        net(torch.ones(2, 8), module=1, root=2, original=3).sum().backward()
+        session.end_segment(0)
+
+    assert session.roots == [net]
+    assert session.errors == []
+
+
+class Grouped(Net):
+    """A model with a method of its own under one of torch's names, as for rates by layer."""
+
+    def parameters(self, recurse=True):
+        return [{"params": list(super().parameters(recurse)), "lr": 0.1}]
+
+
+class Keyed:
+    """Something to call a model with, whose values have to be asked for in a way of their own."""
+
+    def keys(self):
+        return ["a"]
+
+    def values(self, kind):
+        return [kind]
+
+
+def test_what_flatout_cannot_look_at_ends_no_training(session):
+    odd, plain = Grouped(), Net()
+    plain.forward = lambda _: odd(torch.ones(2, 8))
+
+    odd(torch.ones(2, 8))
+    plain(Keyed())
+
+    assert session.roots == [plain]
+    assert len(session.errors) == 2
 
 
 def test_a_frozen_model_of_another_kind_is_no_evaluation(session):
@@ -411,13 +457,13 @@ def test_an_evaluation_with_gradients_between_steps_makes_nothing_a_training_cal
 def test_a_copy_that_each_task_trains_takes_the_place_of_the_one_before(session):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    session.add_optimizer(weakref.ref(optimizer))
+    session.add_optimizer(optimizer)
     learners = []
     for _ in range(3):
         learner = copy.deepcopy(model)
         learners.append(weakref.ref(learner))
         inner = torch.optim.SGD(learner.parameters(), lr=0.1)
-        session.add_optimizer(weakref.ref(inner))
+        session.add_optimizer(inner)
         step(session, learner)
         step(session, model)
     gc.collect()

@@ -397,6 +397,7 @@ class _Iteration:
     def listen(self, draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return the drawing of a batch in a phase of its own, and what was drawn counted."""
         session, sampler, signs = self.session, self.session.sampler, self.session.signs
+        saw_end = session.quietly(self.saw_end)
 
         @functools.wraps(draw)
         def draw_next(iterator: Any) -> Any:
@@ -409,7 +410,7 @@ class _Iteration:
                 try:
                     batch = draw(iterator)
                 except StopIteration:
-                    self.saw_end(iterator, session.clock.now() - began)
+                    saw_end(iterator, session.clock.now() - began)
                     raise
                 finally:
                     signs[1] = 0
@@ -422,7 +423,7 @@ class _Iteration:
             try:
                 batch = draw(iterator)
             except StopIteration:
-                self.saw_end(iterator, clock.now() - began)
+                saw_end(iterator, clock.now() - began)
                 raise
             finally:
                 signs[1] = 0

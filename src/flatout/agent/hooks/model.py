@@ -40,7 +40,7 @@ def _note_compiler(module: Any, facts: dict[str, Any], name: str) -> None:
         facts |= {"is_compiled": True, "compiled_by": name}
 
 
-def _call_found(original: Callable[..., Any], root: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_found(original: Callable[..., Any], root: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Call a module that a weak reference leads to: whoever calls it has it."""
     return original(root(), *args, **kwargs)
 
@@ -101,6 +101,9 @@ class _Roots:
         self.shapes: dict[int, set[Any]] = {}
         self.weight_class = parametrize.ParametrizationList
         self.is_compiling = torch.compiler.is_compiling
+        # A script may have methods of its own under torch's names, and batches of any kind.
+        self.look_at = session.quietly(self.consider)
+        self.count_samples = session.quietly(self._count_samples)
 
     def install(self) -> None:
         self.discovery = patching.wrap(self.torch.nn.Module, "__call__", self._discovering)
@@ -112,7 +115,7 @@ class _Roots:
         session, is_compiling = self.session, self.is_compiling
 
         @functools.wraps(original)
-        def discover(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def discover(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or get_ident() != session.thread or session.clock.stack[-1] in INSIDE:
                 return original(module, *args, **kwargs)
             return self.outermost(module, original, args, kwargs)
@@ -132,7 +135,7 @@ class _Roots:
         if not is_training:
             return self.evaluate(module, original, args, kwargs, has_graph=has_graph)
         if id(module) not in self.calls and not is_rehearsed((args, kwargs)):
-            self.consider(module, original)
+            self.look_at(module, original)
         run = self.calls.get(id(module))
         if run is not None:
             return self.train(module, run, args, kwargs)
@@ -189,7 +192,7 @@ class _Roots:
         segment.calls += [0] * (number + 1 - len(segment.calls))
         segment.calls[number] += 1
         if number == 0 and not segment.batches:
-            self._count_samples(args, kwargs)
+            self.count_samples(args, kwargs)
         if session.is_recording and len(session.segments) < SHAPES_FROM:
             session.quietly(self._note_shapes)(number, args, kwargs)
         session.note_trained_batches()
@@ -213,7 +216,9 @@ class _Roots:
         if segment.closures > 1 and phases.OPTIMIZER in self.session.clock.stack:
             return
         sizes = map(leading_size, (*args, *kwargs.values()))
-        segment.called += next((size for size in sizes if size), 0)
+        size = next((size for size in sizes if size), 0)
+        segment.called += size
+        segment.called_most = max(segment.called_most, size)
 
     def _note_shapes(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the distinct shapes that a root is called with."""
@@ -351,7 +356,7 @@ class _Roots:
         calls = self.calls
 
         @functools.wraps(inherited)
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_tracing() or get_ident() != session.thread or self.is_inside:
                 return inherited(module, *args, **kwargs)
             if session.clock.stack[-1] in INSIDE:
