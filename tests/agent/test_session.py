@@ -142,6 +142,8 @@ def test_the_steps_of_an_optimizer_that_is_built_again_go_on():
     assert outer
     assert inner
     assert session.made_steps == 5
+    assert len(session.counts) == 6
+    assert len(session.places) == 2
 
 
 def test_optimizers_that_are_gone_take_no_time_of_later_steps():

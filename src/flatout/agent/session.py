@@ -69,8 +69,8 @@ class Session:
         self.segments: list[Segment] = []
         self.counts: dict[int, int] = {}
         """Segments by the optimizer that ended them."""
-        self._in_place: dict[int, int] = {}
-        """The same, where one that is built again goes on for one that is gone."""
+        self.places: dict[int, int] = {}
+        """The same, where one that is built again goes on for one that is gone: there are few."""
         self._roots: list[Callable[[], torch.nn.Module | None]] = []
         self.training_calls: dict[int, Callable[..., Any]] = {}
         self.loaders: dict[str, LoaderSeen] = {}
@@ -138,7 +138,7 @@ class Session:
     @property
     def made_steps(self) -> int:
         """Training steps so far: of several optimizers the one that steps least counts."""
-        return min(self._in_place.values(), default=0)
+        return min(self.places.values(), default=0)
 
     def has_optimizer(self) -> bool:
         """Return whether any optimizer that the script built lives."""
@@ -355,7 +355,7 @@ class Session:
         """Begin the record again: what was found so far were not the script's own steps."""
         self.segments.clear()
         self.counts.clear()
-        self._in_place.clear()
+        self.places.clear()
         self._unreported.clear()
         self.sampler.reset()
 
@@ -372,7 +372,7 @@ class Session:
         if self.is_recording:
             self.segments.append(segment)
         self._unreported.append(segment)
-        who, made = segment.who, self._in_place
+        who, made = segment.who, self.places
         self.counts[who] = self.counts.get(who, 0) + 1
         if who not in made:
             gone = next((one for one in made if not self.lives(one)), who)
@@ -414,7 +414,7 @@ class Session:
         """Start an empty record: a forked child may train too (it is then a trainer of its own)."""
         self._become_own()
         self.clock = Clock()
-        self.segment, self.segments, self.counts, self._in_place = Segment(), [], {}, {}
+        self.segment, self.segments, self.counts, self.places = Segment(), [], {}, {}
         self._unreported = []
         self.sampler.reset()
         self.sampler.below_s = 0.0
