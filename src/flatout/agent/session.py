@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 NO_THREAD = -1
-"""Identifies no thread: the session of a child that was forked off another thread."""
+"""Identifies no thread: the session of a child that was forked off another thread, or one that is
+over."""
 FED_SHARE = 1 / 8
 """A loader of which fewer training calls have batches, against the one of which most have, feeds
 none: the first batch of an evaluation set is shown, or its shape is printed."""
@@ -350,6 +351,12 @@ class Session:
             for one in ended if self.listeners["segment"] else ():
                 self.fire("segment", one)
             self.fire("segments", ended)
+
+    def leave(self) -> None:
+        """Listen no more, and let the models go: the training goes on for any time."""
+        self.thread = NO_THREAD
+        self._roots.clear()
+        self.training_calls.clear()
 
     def forget(self) -> None:
         """Begin the record again: what was found so far were not the script's own steps."""
