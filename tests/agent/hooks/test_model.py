@@ -117,6 +117,7 @@ def test_a_model_that_no_technique_changes_is_called_without_a_detour():
 def test_what_computes_a_weight_is_no_root(monkeypatch):
     monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
     session = Session(TrialSpec(mode="measure"))
+    session.optimizer_count = 1
     _Roots(session).install()
 
     net = nn.Sequential(orthogonal(nn.Linear(8, 8)), spectral_norm(nn.Linear(8, 4)))
@@ -176,6 +177,7 @@ class Attention(nn.Module):
 def test_the_real_run_keeps_no_model_that_the_script_lets_go(monkeypatch, techniques):
     monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
     session = Session(TrialSpec(mode="run"), techniques)
+    session.optimizer_count = 1
     roots = _Roots(session)
     roots.install()
     net = Attention().train()
@@ -260,6 +262,7 @@ def session(request):
     """A session that looks for roots, whose patches are gone afterwards."""
     before = set(patching.patches())
     session = Session(TrialSpec(mode=getattr(request, "param", "measure")))
+    session.optimizer_count = 1  # one that is gone: what is called trains
     _Roots(session).install()
     yield session
     for patch in set(patching.patches()) - before:
@@ -328,6 +331,36 @@ def test_an_evaluation_before_the_roots_are_known_is_one_as_well(session):
         averaged(torch.ones(2, 8))
 
     assert session.segment.evals == 1
+
+
+def test_a_call_before_there_is_an_optimizer_makes_no_root(session):
+    session.optimizer_count = 0
+    net = Net()
+    net(torch.ones(2, 8))
+    net.encoder(torch.ones(2, 8))  # how many features has it?
+
+    assert session.roots == session.model_facts == []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    session.add_optimizer(optimizer)
+    assert step(session, net).calls == [1]
+    assert session.roots == [net]
+
+
+def test_a_model_that_trains_without_an_optimizer_is_a_root_from_the_second_step_on(session):
+    session.optimizer_count = 0
+    net = Net()
+
+    assert [step(session, net).calls for _ in range(3)] == [[], [1], [1]]
+
+
+def test_autocast_is_seen_though_the_first_call_is_outside(session):
+    net = Net()
+    net(torch.ones(2, 8))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        net(torch.ones(2, 8))
+
+    assert session.model_facts[0]["used_autocast"]
 
 
 class Named(Net):

@@ -150,6 +150,19 @@ def test_an_optimizer_that_is_copied_or_restored_ends_its_steps_as_one_that_is_b
     assert installed.errors == []
 
 
+def test_an_optimizer_that_was_built_before_flatout_came_ends_its_steps(request):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    session = request.getfixturevalue("installed")
+
+    for _ in range(3):
+        parameter.square().sum().backward()
+        optimizer.step()
+
+    assert session.counts == {0: 3}
+    assert len(session.segments) == 3
+
+
 class Searching(torch.optim.SGD):
     """Asks its closure for the loss at several rates."""
 

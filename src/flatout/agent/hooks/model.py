@@ -134,7 +134,7 @@ class _Roots:
         is_training = has_graph and (module.training or id(module) in self.trains_in_eval)
         if not is_training:
             return self.evaluate(module, original, args, kwargs, has_graph=has_graph)
-        if id(module) not in self.calls and not is_rehearsed((args, kwargs)):
+        if id(module) not in self.calls and self.may_train() and not is_rehearsed((args, kwargs)):
             self.look_at(module, original)
         run = self.calls.get(id(module))
         if run is not None:
@@ -145,6 +145,14 @@ class _Roots:
             return original(module, *args, **kwargs)
         finally:
             session.clock.pop()
+
+    def may_train(self) -> bool:
+        """Return whether a call in training mode may be one of the training.
+
+        Until there is an optimizer, and no step was made without any, it asks a model for a shape:
+        as a rule a part of it, on the host, without the script's autocast.
+        """
+        return bool(self.session.optimizer_count or self.session.counts)
 
     def evaluate(
         self,
@@ -221,11 +229,16 @@ class _Roots:
         segment.called_most = max(segment.called_most, size)
 
     def _note_shapes(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count the distinct shapes that a root is called with."""
+        """Count the distinct shapes that a root is called with, and see whether under autocast.
+
+        The first call of all may have been a look at its output.
+        """
         shapes = self.shapes.setdefault(number, set())
         shapes.add(tuple(getattr(value, "shape", None) for value in (*args, *kwargs.values())))
         if number < len(self.session.model_facts):
-            self.session.model_facts[number]["input_shapes"] = len(shapes)
+            facts = self.session.model_facts[number]
+            facts["input_shapes"] = len(shapes)
+            facts["used_autocast"] |= self.torch.is_autocast_enabled(facts["device"])
 
     def consider(self, module: Any, original: Callable[..., Any]) -> None:
         """Make the module a root if it holds trained parameters and no root holds it.

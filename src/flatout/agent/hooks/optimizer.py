@@ -134,12 +134,24 @@ class _Steps:
         session = self.session
         number: int | None = optimizer.__dict__.get(READY)
         if number is None:
+            if session.number_of(optimizer) < 0:
+                self.add_earlier(optimizer)
             number = optimizer.__dict__[READY] = session.number_of(optimizer)
             session.note_optimizer(optimizer)
             session.quietly(self.check_roots)(optimizer)
             session.transform("optimizer", optimizer)
             forget(optimizer)
         return number
+
+    def add_earlier(self, optimizer: Any) -> None:
+        """Add an optimizer that was built before the session began, or in another thread.
+
+        Until its first step each backward seemed to end one, where no other was known.
+        """
+        session = self.session
+        if not session.optimizer_count and session.counts and not session.is_marked:
+            session.forget()
+        session.add_optimizer(optimizer)
 
     def note_inside(self, optimizer: Any) -> None:
         """Note an optimizer that steps inside backward, whose end is then that of the step.
