@@ -163,6 +163,33 @@ def test_an_optimizer_that_was_built_before_flatout_came_ends_its_steps(request)
     assert len(session.segments) == 3
 
 
+def test_a_step_for_each_group_of_parameters_is_one(installed):
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(3)]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    groups = optimizer.param_groups
+
+    for _ in range(4):
+        sum(group["params"][0].sum() for group in groups).backward()
+        for group in groups:
+            optimizer.param_groups = [group]
+            optimizer.step()
+        optimizer.param_groups = groups
+
+    assert installed.counts == {0: 4}
+    assert [segment.backwards for segment in installed.segments] == [1] * 4
+
+
+def test_steps_whose_backward_nobody_hears_any_more_are_whole_ones(installed):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    parameter.sum().backward()
+
+    for _ in range(4):
+        optimizer.step()  # as where a graph is played again that fills the gradients
+
+    assert installed.counts == {0: 4}
+
+
 class Searching(torch.optim.SGD):
     """Asks its closure for the loss at several rates."""
 

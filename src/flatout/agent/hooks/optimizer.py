@@ -69,6 +69,8 @@ class _Steps:
         import torch
 
         self.session = session
+        self.latest = 0
+        """Identity of the first parameter that the latest step updated."""
         # Dynamo's question alone, half of `is_compiling`: no export traces an optimizer.
         self.is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -202,8 +204,22 @@ class _Steps:
             return
         if session.listeners["after_step"]:
             session.fire("after_step", optimizer)
-        if not (session.is_marked or phases.BACKWARD in stack):
+        if not (session.is_marked or phases.BACKWARD in stack or self.goes_on(optimizer)):
             session.end_segment(optimizer.__dict__[READY])
+
+    def goes_on(self, optimizer: Any) -> bool:
+        """Return whether a step belongs to the one before it: it only updates other parameters.
+
+        DeepSpeed's ZeRO makes one for each group. A step for which nothing was computed in Python,
+        as with a graph that is played again, updates those of the one before.
+        """
+        number, earlier = optimizer.__dict__[READY], self.latest
+        self.latest = next((id(p) for g in optimizer.param_groups for p in g["params"]), 0)
+        segment, before = self.session.segment, self.session.segments[-1:]
+        if segment.backwards or segment.batches or segment.calls or segment.evals:
+            return False
+        is_after_another = any(last.who == number and last.backwards for last in before)
+        return is_after_another and self.latest != earlier
 
     def ended_unseen(self, optimizer: Any) -> None:
         """A step has ended whose begin was not listened to.
