@@ -157,6 +157,15 @@ def test_optimizers_that_are_gone_take_no_time_of_later_steps():
     assert (session.lives(99), session.lives(100)) == (False, True)
 
 
+def test_a_session_that_is_over_does_not_begin_again_in_a_forked_child():
+    session = Session(TrialSpec())
+    session.leave()
+
+    session._forked()
+
+    assert not session.is_mine()
+
+
 def test_a_forked_worker_did_not_train_in_the_thread_that_its_parent_trains_in():
     session = Session(TrialSpec())
     session.trains_elsewhere = True

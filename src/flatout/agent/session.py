@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 NO_THREAD = -1
-"""Identifies no thread: the session of a child that was forked off another thread, or one that is
-over."""
+"""Identifies no thread: the session is over."""
 FED_SHARE = 1 / 8
 """A loader of which fewer training calls have batches, against the one of which most have, feeds
 none: the first batch of an evaluation set is shown, or its shape is printed."""
@@ -419,6 +418,8 @@ class Session:
 
     def _forked(self) -> None:
         """Start an empty record: a forked child may train too (it is then a trainer of its own)."""
+        if self.thread == NO_THREAD:
+            return
         self._become_own()
         self.clock = Clock()
         self.segment, self.segments, self.counts, self.places = Segment(), [], {}, {}
@@ -427,8 +428,6 @@ class Session:
         self.sampler.below_s = 0.0
         self.errors.clear()
         self.trains_elsewhere = self.draws_elsewhere = False
-        if threading.current_thread() is not threading.main_thread():
-            self.thread = NO_THREAD
 
 
 def _open_signs(folder: str) -> "mmap.mmap | bytearray":
