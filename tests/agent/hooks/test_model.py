@@ -363,6 +363,46 @@ def test_autocast_is_seen_though_the_first_call_is_outside(session):
     assert session.model_facts[0]["used_autocast"]
 
 
+class Scaled(Net):
+    """A model whose own `__call__` gives another input to torch's."""
+
+    def __call__(self, batch):
+        return super().__call__(batch["x"] / 2)
+
+
+@pytest.mark.parametrize("skips", [0, 5])
+@pytest.mark.parametrize("session", ["measure", "run"], indirect=True)
+def test_a_call_of_the_script_s_own_goes_on_to_be_made(session, skips):
+    net, given = Scaled(), {"x": torch.ones(2, 8)}
+    wanted = Net.__call__(net, torch.ones(2, 8) / 2)
+    for _ in range(4):
+        net(given).sum().backward()
+        session.end_segment(0)
+    assert session.knows_roots
+    session.sampler.skips_left = skips
+
+    segment = session.segment
+    assert net(given).equal(wanted)
+    assert segment.calls == ([] if skips else [1])
+    with torch.no_grad():
+        assert net.eval()(given).equal(wanted)
+
+    assert segment.evals == 1
+    assert session.roots == [net]
+    assert session.errors == []
+
+
+def test_models_are_listened_to_until_the_end(session):
+    net = trained_until_known(session)
+    call = Net.__call__
+
+    session.fire("stop")
+
+    assert call is not Net.__call__
+    step(session, net)
+    assert session.segments[-1].calls == []
+
+
 class Named(Net):
     """A model with names in its signature that wrappers around a call have as well."""
 

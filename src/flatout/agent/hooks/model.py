@@ -69,6 +69,16 @@ def kin_of(root: Any) -> Iterator[type]:
     yield from (type(module) for module in (*found, *parts) if type(module) not in barred)
 
 
+def met_at(kind: type) -> str:
+    """Return the method of a class at which its calls are listened to.
+
+    A `__call__` of the script's own is left to do with the arguments what it wants: what counts is
+    the call that comes out of it. Torch's own only pass calls on.
+    """
+    owner = next(one for one in kind.__mro__ if "__call__" in vars(one))
+    return "__call__" if owner.__module__.startswith("torch.") else "_call_impl"
+
+
 def _is_compiled(module: Any) -> bool:
     is_wrapped = "_orig_mod" in module._modules
     return is_wrapped or getattr(module, "_compiled_call_impl", None) is not None
@@ -107,6 +117,7 @@ class _Roots:
 
     def install(self) -> None:
         self.discovery = patching.wrap(self.torch.nn.Module, "__call__", self._discovering)
+        self.session.on("stop", self.discovery.undo)
         self.session.on("segment", self.narrow)
         self.session.on("backward", self.saw_backward)
 
@@ -352,11 +363,12 @@ class _Roots:
         session.off("segment", self.narrow)
         session.off("backward", self.saw_backward)
         session.knows_roots = True
-        self.discovery.undo()
         # The real run goes on to exports and the like, and no one asks there what it evaluates.
         kin = self.kin if session.is_recording else ()
-        for kind in dict.fromkeys((*map(type, session.roots), *kin)):
-            patching.wrap(kind, "__call__", self.listening)
+        places = {kind: met_at(kind) for kind in (*map(type, session.roots), *kin)}
+        self.discovery.undo()
+        for kind, name in places.items():
+            session.on("stop", patching.wrap(kind, name, self.listening).undo)
 
     def listening(self, inherited: Callable[..., Any]) -> Callable[..., Any]:
         """Return the call of a class, in which the roots' calls and evaluations are found."""
