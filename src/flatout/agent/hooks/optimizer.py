@@ -77,7 +77,6 @@ class _Steps:
     def install(self, module: Any) -> None:
         session = self.session
         patching.wrap(module.Optimizer, "__init__", self.remembering)
-        patching.wrap(module.Optimizer, "__setstate__", self.remembering)
         handle = module.register_optimizer_step_pre_hook(self.before)
         module.register_optimizer_step_post_hook(self.after)
         hooks: dict[int, Any] = handle.hooks_dict_ref()
@@ -90,18 +89,14 @@ class _Steps:
         session.on("sampling", listen_again)
 
     def remembering(self, build: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the constructor, with what it builds added to the session.
-
-        Or what makes the copy of an optimizer, or one that was pickled. Loading a state runs it,
-        too, of one that is known.
-        """
+        """Return the constructor, with what it builds added to the session."""
         session = self.session
         keeps_parts = session.touches("optimizer")
 
         @functools.wraps(build)
         def construct(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             build(optimizer, *args, **kwargs)
-            if session.is_mine() and session.number_of(optimizer) < 0:
+            if session.is_mine():
                 session.add_optimizer(optimizer)
                 if keeps_parts:
                     session.quietly(keep)(optimizer)
@@ -137,7 +132,7 @@ class _Steps:
         number: int | None = optimizer.__dict__.get(READY)
         if number is None:
             if session.number_of(optimizer) < 0:
-                self.add_earlier(optimizer)
+                self.add_unbuilt(optimizer)
             number = optimizer.__dict__[READY] = session.number_of(optimizer)
             session.note_optimizer(optimizer)
             session.quietly(self.check_roots)(optimizer)
@@ -145,13 +140,13 @@ class _Steps:
             forget(optimizer)
         return number
 
-    def add_earlier(self, optimizer: Any) -> None:
-        """Add an optimizer that was built before the session began, or in another thread.
+    def add_unbuilt(self, optimizer: Any) -> None:
+        """Add an optimizer whose building no one heard: a copy, a restored one, an earlier one.
 
         Until its first step each backward seemed to end one, where no other was known.
         """
         session = self.session
-        if not session.optimizer_count and session.counts and not session.is_marked:
+        if {*session.counts} == {-1} and not session.in_backward:
             session.forget()
         session.add_optimizer(optimizer)
 
