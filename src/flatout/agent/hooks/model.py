@@ -69,14 +69,13 @@ def kin_of(root: Any) -> Iterator[type]:
     yield from (type(module) for module in (*found, *parts) if type(module) not in barred)
 
 
-def met_at(kind: type) -> str:
-    """Return the method of a class at which its calls are listened to.
+def has_own_call(kind: type) -> bool:
+    """Return whether a class has a `__call__` of the script's, which decides what torch's is given.
 
-    A `__call__` of the script's own is left to do with the arguments what it wants: what counts is
-    the call that comes out of it. Torch's own only pass calls on.
+    Torch's own only pass calls on.
     """
     owner = next(one for one in kind.__mro__ if "__call__" in vars(one))
-    return "__call__" if owner.__module__.startswith("torch.") else "_call_impl"
+    return not owner.__module__.startswith("torch.")
 
 
 def _is_compiled(module: Any) -> bool:
@@ -353,7 +352,10 @@ class _Roots:
         return patching.at_first_call(call, first)
 
     def narrow(self, _: Any) -> None:
-        """End the discovery: only the classes of the roots, and of their kin, stay patched."""
+        """End the discovery: only the classes of the roots, and of their kin, stay patched.
+
+        Where one has a call of its own, what comes out of that is listened to as before.
+        """
         session, counts = self.session, self.session.counts
         is_over = min(counts.values()) >= NARROW_AFTER and (
             session.is_marked or session.knows_optimizers
@@ -365,10 +367,12 @@ class _Roots:
         session.knows_roots = True
         # The real run goes on to exports and the like, and no one asks there what it evaluates.
         kin = self.kin if session.is_recording else ()
-        places = {kind: met_at(kind) for kind in (*map(type, session.roots), *kin)}
+        kinds = dict.fromkeys((*map(type, session.roots), *kin))
+        if any(map(has_own_call, kinds)):
+            return
         self.discovery.undo()
-        for kind, name in places.items():
-            session.on("stop", patching.wrap(kind, name, self.listening).undo)
+        for kind in kinds:
+            session.on("stop", patching.wrap(kind, "__call__", self.listening).undo)
 
     def listening(self, inherited: Callable[..., Any]) -> Callable[..., Any]:
         """Return the call of a class, in which the roots' calls and evaluations are found."""
