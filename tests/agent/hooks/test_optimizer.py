@@ -204,3 +204,20 @@ def test_a_closure_is_called_with_what_the_optimizer_gives_it(installed):
 
     assert found == [(0.1, False), (0.2, False)]
     assert installed.segments[0].closures == 2
+
+
+class OfModel(torch.optim.SGD):
+    """Is given the model in each step, to look at more than its gradients."""
+
+    def step(self, model):
+        return model(torch.ones(1, 2)), [*model.parameters()]
+
+
+def test_a_model_that_an_optimizer_is_given_is_no_closure(installed):
+    model = torch.nn.Linear(2, 2)
+    optimizer = OfModel(model.parameters())
+
+    _, parameters = optimizer.step(model)
+
+    assert parameters == [*model.parameters()]
+    assert installed.segments[0].closures == 0

@@ -5,6 +5,7 @@ technique that wrote it.
 """
 
 import functools
+import inspect
 import sys
 import weakref
 from collections.abc import Callable
@@ -160,10 +161,13 @@ class _Steps:
         self.session.stepped_inside = True
 
     def counting(self, args: Any, kwargs: Any) -> Any:
-        """Return the arguments of a step with a closure that is counted; None without one."""
+        """Return the arguments of a step with a closure that is counted; None without one.
+
+        An object that can be called, as a model is, may be there for more than that.
+        """
         named = kwargs.get("closure")
         closure = named or (args[1] if len(args) > 1 else None)
-        if not callable(closure):
+        if not (inspect.isroutine(closure) or isinstance(closure, functools.partial)):
             return None
         segment = self.session.segment
 
