@@ -1,6 +1,7 @@
 """Which models are roots, what evaluates in their place, and that their facts are what ran."""
 
 import copy
+import functools
 import gc
 import shutil
 import sys
@@ -390,6 +391,23 @@ def test_a_call_of_the_script_s_own_goes_on_to_be_made(session, skips):
     assert segment.evals == 1
     assert session.roots == [net]
     assert session.errors == []
+
+
+def test_what_the_script_puts_in_the_place_of_every_call_is_called(session, monkeypatch):
+    called, before = [], nn.Module.__call__
+
+    @functools.wraps(before)
+    def call(module, *args, **kwargs):
+        called.append(type(module))
+        return before(module, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "__call__", call)
+    net = Net()
+    segments = [step(session, net) for _ in range(6)]
+
+    assert session.knows_roots
+    assert called.count(Net) == 6
+    assert [segment.calls for segment in segments] == [[1]] * 6
 
 
 def test_models_are_listened_to_until_the_end(session):

@@ -69,13 +69,12 @@ def kin_of(root: Any) -> Iterator[type]:
     yield from (type(module) for module in (*found, *parts) if type(module) not in barred)
 
 
-def has_own_call(kind: type) -> bool:
+def has_own_call(kind: Any) -> bool:
     """Return whether a class has a `__call__` of the script's, which decides what torch's is given.
 
     Torch's own only pass calls on.
     """
-    owner = next(one for one in kind.__mro__ if "__call__" in vars(one))
-    return not owner.__module__.startswith("torch.")
+    return not str(kind.__call__.__module__).startswith("torch.")
 
 
 def _is_compiled(module: Any) -> bool:
@@ -354,7 +353,8 @@ class _Roots:
     def narrow(self, _: Any) -> None:
         """End the discovery: only the classes of the roots, and of their kin, stay patched.
 
-        Where one has a call of its own, what comes out of that is listened to as before.
+        Where one has a call of its own, or the script has put another in the place of all modules',
+        what comes out of that is listened to as before.
         """
         session, counts = self.session, self.session.counts
         is_over = min(counts.values()) >= NARROW_AFTER and (
@@ -368,7 +368,8 @@ class _Roots:
         # The real run goes on to exports and the like, and no one asks there what it evaluates.
         kin = self.kin if session.is_recording else ()
         kinds = dict.fromkeys((*map(type, session.roots), *kin))
-        if any(map(has_own_call, kinds)):
+        is_covered = self.torch.nn.Module.__call__ is not self.discovery.put
+        if is_covered or any(map(has_own_call, kinds)):
             return
         self.discovery.undo()
         for kind in kinds:
