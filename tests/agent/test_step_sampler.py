@@ -1,7 +1,6 @@
 """Which steps are sampled, and what is kept of the others: the same as if each were recorded."""
 
 import itertools
-import weakref
 
 import pytest
 

@@ -40,6 +40,8 @@ class Session:
     on. A technique that fails leaves the value as it was and is recorded as failed.
     """
 
+    optimizer_count = 0
+    """Optimizers that the script built so far, also those that are gone."""
     root_count = 0
     """Roots that were found, also those that are gone."""
     last_size = 0
@@ -67,10 +69,10 @@ class Session:
         self.clock = Clock()
         self.segment = Segment()
         self.segments: list[Segment] = []
+        # Segments by the optimizer that ended them; in `places`, of which there are few, one that is
+        # built again goes on for one that is gone.
         self.counts: dict[int, int] = {}
-        """Segments by the optimizer that ended them."""
         self.places: dict[int, int] = {}
-        """The same, where one that is built again goes on for one that is gone: there are few."""
         self._roots: list[Callable[[], torch.nn.Module | None]] = []
         self.training_calls: dict[int, Callable[..., Any]] = {}
         self.loaders: dict[str, LoaderSeen] = {}
@@ -92,12 +94,10 @@ class Session:
         self.sampler = StepSampler(self, spec.skips_below_s)
         self.model_facts: list[dict[str, Any]] = []
         self.optimizer_facts: list[dict[str, Any]] = []
-        self.optimizer_count = 0
-        """How many optimizers the script built so far, those that are gone among them."""
+        # By their place in the order of construction; loops may build any number.
         self._optimizers: weakref.WeakValueDictionary[int, torch.optim.Optimizer] = (
             weakref.WeakValueDictionary()
         )
-        """By their place in the order of construction; loops may build any number."""
         self._described: list[Callable[[], Any]] = []
         """The optimizers that `optimizer_facts` are of."""
         self.in_backward: set[int] = set()

@@ -442,8 +442,8 @@ def test_a_call_may_use_any_names(session):
 class Grouped(Net):
     """A model with a method of its own under one of torch's names, as for rates by layer."""
 
-    def parameters(self, recurse=True):
-        return [{"params": list(super().parameters(recurse)), "lr": 0.1}]
+    def parameters(self):
+        return [{"params": list(super().parameters()), "lr": 0.1}]
 
 
 class Keyed:
