@@ -92,6 +92,16 @@ def test_a_loop_within_a_loop_makes_one_step_of_a_task():
     assert sorted(optimizer.name for optimizer in trial.profile.optimizers) == ["Adam", "SGD"]
 
 
+def test_a_training_that_goes_on_from_a_file_has_one_model_and_whole_steps():
+    profile = profile_of("restored.py")
+
+    assert [(model.name, model.calls_per_step) for model in profile.models] == [("Net", 1)]
+    assert [optimizer.name for optimizer in profile.optimizers] == ["Adam"]
+    assert profile.samples_per_step == 6
+    assert profile.backwards_per_step == profile.batches_per_step == 1
+    assert profile.phases_ms["forward"] > 0
+
+
 @pytest.mark.parametrize(
     ("kind", "sizes", "note"),
     [

@@ -252,8 +252,8 @@ def optimizer_on(monkeypatch, name):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     session = Session(TrialSpec())
     optimizer = torch.optim.SGD([torch.zeros(1, device=name, requires_grad=True)])
-    session.add_optimizer(lambda: optimizer)
-    monkeypatch.setattr(training_device, "_followed", [lambda: session])
+    session.add_optimizer(optimizer)
+    monkeypatch.setattr(training_device, "_followed", [lambda: optimizer and session])
 
 
 def test_a_training_on_the_cpu_gets_its_batches_there_though_a_gpu_is_in_sight(monkeypatch):

@@ -209,7 +209,7 @@ def watched_with_session(monkeypatch, between):
     technique, module = OptimizerInBackward(), nn.Linear(4, 4)
     technique.start()
     stepper = torch.optim.AdamW(module.parameters(), lr=0.1)
-    session.add_optimizer(weakref.ref(stepper))
+    session.add_optimizer(stepper)
     schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, 0.5)
     module(torch.ones(2, 4)).sum().backward()
 

@@ -433,7 +433,7 @@ class _Training:
         inside = [False]
 
         def changed(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
                 if module is not self.model or inside[0] or self.at[0] is not Phase.FORWARD:
                     return original(module, *args, **kwargs)
                 inside[0] = True
