@@ -94,6 +94,7 @@ Call sampler.set_epoch(epoch) in each epoch, and print and save on rank 0 only.
                 helps=lambda stream, device: (
                     device.ranks == 1 and not stream_changes.holds_shards(stream)
                 ),
+                group="update",  # as optimizer_in_backward: the two are not tried together
                 is_traceable=False,
                 is_last=True,
             )
