@@ -47,6 +47,11 @@ from flatout.records.messages import messages
     help="Shard over the GPUs: 2 the gradients and optimizer states, 3 the weights too.",
 )
 @click.option(
+    "--offload",
+    is_flag=True,
+    help="Keep what --zero 3 shards in the host's memory, on one GPU too: slow, and fits more.",
+)
+@click.option(
     "--hosts",
     type=click.IntRange(min=1),
     default=1,
@@ -78,6 +83,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     gpus: int | None,
     ranks: int | None,
     zero: int,
+    offload: bool,
     hosts: int,
     rendezvous: str,
     slurm_path: Path | None,
@@ -98,7 +104,14 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     from flatout.reporting.documents import ensure_file_writable, write_json
     from flatout.workflow.hosts import Hosts
     from flatout.workflow.recipe_files import read_recipe
-    from flatout.workflow.run import RunOptions, asked_ranks, read_plan, run, spread_over
+    from flatout.workflow.run import (
+        RunOptions,
+        Sharding,
+        asked_ranks,
+        read_plan,
+        run,
+        spread_over,
+    )
 
     spread = asked_ranks(gpus, ranks, is_here=not (slurm_path or on_ray))
     asks = recipe_path or plan_path or record or spread
@@ -107,8 +120,10 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
             f"run needs a recipe, as in: flatout run --with recipe.toml {target}; "
             f"'flatout tune {target}' writes one"
         )
-    if spread is None and (hosts > 1 or rendezvous or slurm_path or on_ray):
-        raise UserError("--hosts, --rendezvous, --slurm and --ray need --gpus or --ranks of a host")
+    if spread is None and (hosts > 1 or rendezvous or slurm_path or on_ray or zero or offload):
+        raise UserError(
+            "--hosts, --rendezvous, --slurm, --ray, --zero and --offload need --gpus or --ranks"
+        )
     if on_ray and (slurm_path or rendezvous):
         raise UserError("--ray finds the hosts itself: leave out --slurm and --rendezvous")
     if slurm_path is not None:
@@ -136,7 +151,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
             workload,
             recipe,
             spread,
-            zero=zero,
+            sharding=Sharding(zero=zero, offload=offload),
             hosts=others,
             language=language,
         )

@@ -96,7 +96,11 @@ def make_it_fit(
     tell: Callable[[Progress], None],
 ) -> Asking[Way | None]:
     """Return the first way in which a training runs that one device is too small for, if any."""
-    for choice in _ways(ranks) if _is_allowed(search) else ():
+    choices = _ways(ranks)
+    if search.machine.device.kind != "cpu":  # the slowest way, for what fits in no other
+        settings = {"ranks": ranks, "zero": 3, "offload": True}
+        choices.append(Choice(technique=setter_of("ranks"), settings=settings))
+    for choice in choices if _is_allowed(search) else ():
         tell(progress(history.budget, choice.label))
         trial = yield from history.time(Recipe().plus(choice))
         if trial.outcome is Outcome.OK and trial.profile is not None:

@@ -34,7 +34,13 @@ from flatout.records.errors import UserError, describe_exhaustion
 from flatout.records.input_files import parse_json, read_json
 from flatout.records.json_records import from_plain, to_plain
 from flatout.records.messages import ENGLISH, joined, messages, words
-from flatout.records.parallel import check_world, refit, script_settings, spec_for
+from flatout.records.parallel import (
+    ParallelSpec,
+    check_world,
+    refit,
+    script_settings,
+    spec_for,
+)
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics, hook_points_of, name_of
 from flatout.records.trial import Workload
@@ -234,28 +240,42 @@ def asked_ranks(gpus: int | None, ranks: int | None, *, is_here: bool = True) ->
     return gpus
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """What the command line says of it."""
+
+    zero: int = 0
+    offload: bool = False
+
+
+NOTHING_SHARDED = Sharding()
+
+
 def spread_over(
     workload: Workload,
     recipe: Recipe,
     ranks: int,
     *,
-    zero: int,
+    sharding: Sharding = NOTHING_SHARDED,
     hosts: Hosts = ONE_HOST,
     language: str = ENGLISH,
 ) -> tuple[Workload, Recipe]:
     """Return what trains a script for one device, or a Task, in ranks: so many on each host."""
     ranks *= hosts.count
     os.environ.update(hosts.environment)
-    if recipe.parallel is not None and zero:
-        raise UserError(f"--zero {zero}: the recipe's table [parallel] has a zero of its own")
+    spec, zero, offload = recipe.parallel, sharding.zero, sharding.offload
+    if spec is not None and sharding != NOTHING_SHARDED:
+        flag = f"--zero {zero}" if zero else "--offload"
+        raise UserError(f"{flag}: the recipe's table [parallel] has a zero of its own")
+    if offload and zero != 3:
+        raise UserError("--offload keeps in the host's memory what --zero 3 shards: give both")
+    spec = spec or spec_for(ranks, zero, offload=offload)
     if workload.is_task:
-        return _spread_task(workload, recipe, ranks, zero, language)
-    if ranks == 1:
+        return _spread_task(workload, recipe, ranks, spec, language)
+    if ranks == 1 and not spec.offload:
         return workload, replace(recipe, parallel=None)
-    settings = {"ranks": ranks, "zero": zero}
-    if recipe.parallel is not None:
-        check_world(recipe.parallel, ranks)
-        settings = script_settings(recipe.parallel)
+    check_world(spec, ranks)
+    settings = script_settings(spec)
     if settings["zero"] == 1:
         raise UserError("--zero 1 is offered for a Task only: --zero 2 saves more, sends as much")
     choice = Choice(technique=catalogue.setter_of("ranks"), settings=settings)
@@ -263,10 +283,11 @@ def spread_over(
 
 
 def _spread_task(
-    workload: Workload, recipe: Recipe, ranks: int, zero: int, language: str
+    workload: Workload, recipe: Recipe, ranks: int, spec: ParallelSpec, language: str
 ) -> tuple[Workload, Recipe]:
     """Return what trains a Task: the table as it is, or for the ranks there are now."""
-    spec = recipe.parallel or spec_for(ranks, zero)
+    if spec.offload:
+        raise UserError("offload is for scripts: what a Task's ranks shard stays on the GPUs")
     for technique in catalogue.build(recipe):
         acting = hook_points_of(technique) & REPLACED_HOOK_POINTS
         if acting:
