@@ -12,7 +12,7 @@ NO_GPU := not gpu and not multi_gpu
 
 .DEFAULT_GOAL := check
 .PHONY: setup check fix lint test test-all test-measures test-gpu test-images demo bench bench-gpu
-.PHONY: bench-gpu-right bench-gpu-numbers bench-gpu-product gpu-stack chaos docs size
+.PHONY: coverage bench-gpu-right bench-gpu-numbers bench-gpu-product gpu-stack chaos docs size
 
 setup: $(READY)
 
@@ -52,6 +52,11 @@ test-all: lint
 # The part of it that looks at what was measured, some twenty minutes: with nothing else running.
 test-measures: setup
 	@bash .ci/test "$(PY)" measures
+
+# Branch coverage of tuning, guard, launch and agent by their own quick tests; it may not fall.
+coverage: setup
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt coverage
+	@bash .ci/coverage "$(PY)"
 
 # What needs a GPU. With the machine's own Python, as `bench-gpu`: nothing is installed, and what its torch warns of
 # (each version of something else) is shown instead of failing a test. Only files with such tests are read.
