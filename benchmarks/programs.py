@@ -11,7 +11,7 @@ Ended = subprocess.CompletedProcess[str]
 
 def ran(words: Sequence[str | Path], *, check: bool = False, **options: Any) -> Ended:
     """Return a program that has ended."""
-    return ran(words, check=check, **options)
+    return subprocess.run(words, capture_output=True, text=True, check=check, **options)
 
 
 def python(words: Sequence[str | Path], **options: Any) -> Ended:

@@ -143,7 +143,7 @@ class _Roots:
         is_training = has_graph and (module.training or id(module) in self.trains_in_eval)
         if not is_training:
             return self.evaluate(module, original, args, kwargs, has_graph=has_graph)
-        if id(module) not in self.calls and self.may_train() and not is_rehearsed((args, kwargs)):
+        if id(module) not in self.calls and self._may_train() and not is_rehearsed((args, kwargs)):
             self.look_at(module, original)
         run = self.calls.get(id(module))
         if run is not None:
@@ -155,7 +155,7 @@ class _Roots:
         finally:
             session.clock.pop()
 
-    def may_train(self) -> bool:
+    def _may_train(self) -> bool:
         """Return whether a call in training mode may be one of the training.
 
         Until there is an optimizer, and no step was made without any, it asks a model for a shape:
