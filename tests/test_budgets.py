@@ -43,7 +43,7 @@ SINGLE_IMPORTER = 90
 FRAMES = 8
 PLUG_INS = ("cli", "rules", "techniques", "agent.probes", "tuning.passes", "data.sources")
 """Packages whose modules are found by name, one idea each."""
-LINES_OF_ONE = {"cli": 270, "rules": 120, "techniques": 400}
+LINES_OF_ONE = {"cli": 300, "rules": 120, "techniques": 400}
 """What a command, a rule or a technique may have: it has a page of its own, and adds nothing to
 what its folder's shared code may have."""
 PAGES = {"cli": "commands", "rules": "rules", "techniques": "techniques"}
