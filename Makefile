@@ -11,8 +11,8 @@ DEMO_READY := $(VENV)/.flatout-demo-ready
 NO_GPU := not gpu and not multi_gpu
 
 .DEFAULT_GOAL := check
-.PHONY: setup check fix lint test test-all test-gpu test-images demo bench bench-gpu bench-gpu-right
-.PHONY: bench-gpu-numbers bench-gpu-product gpu-stack chaos docs size
+.PHONY: setup check fix lint test test-all test-measures test-gpu test-images demo bench bench-gpu
+.PHONY: bench-gpu-right bench-gpu-numbers bench-gpu-product gpu-stack chaos docs size
 
 setup: $(READY)
 
@@ -48,6 +48,10 @@ test: lint
 # Everything that needs no GPU, some two hours on two cores: before an issue is called resolved.
 test-all: lint
 	@bash .ci/test "$(PY)" test-all
+
+# The part of it that looks at what was measured, some twenty minutes: with nothing else running.
+test-measures: setup
+	@bash .ci/test "$(PY)" measures
 
 # What needs a GPU. With the machine's own Python, as `bench-gpu`: nothing is installed, and what its torch warns of
 # (each version of something else) is shown instead of failing a test. Only files with such tests are read.

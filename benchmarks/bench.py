@@ -1,6 +1,8 @@
 """What every suite needs: the machine, a place to work, ways to compare, and what it returns."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ from flatout.records.trial import Outcome, Trial, Workload, trial_from_json
 from flatout.records.units import format_interval, format_ratio
 from flatout.tuning.pairs import pace_ms
 from flatout.tuning.trial_runner import JOURNAL, TrialRunner
+from flatout.workflow.demo import scenarios
 
 LIMIT_S = 300.0
 """Wall time of one trial at most."""
@@ -44,6 +47,14 @@ class Bench:
     note: Callable[[Mapping[str, Any]], None] = lambda _: None
     """Told the result so far, for the case that the process ends before there is a whole one."""
 
+    def workload(self, target: Path, *arguments: str, name: str = "") -> Workload:
+        """Return a script as a user would start it, in the folder of that name below `work`."""
+        folder = self.work / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return Workload(
+            target=str(target), arguments=arguments, folder=folder, python=sys.executable
+        )
+
     def tell(self, progress: Progress) -> None:
         """Pass on what a tuning wants kept on the screen."""
         if progress.event:
@@ -63,8 +74,8 @@ class Record:
     """Header and rows of the one table of the record's page."""
     raw: Mapping[str, Any]
     """Everything behind the table: every repeat, not only means."""
-    repeat: str
-    """The command that does it again."""
+    repeat: str = ""
+    """The command that does it again; empty for the suite of the theme's name."""
     recipe: Recipe | None = None
     notes: Sequence[str] = ()
     ablations: Sequence[Ablation] = ()
@@ -93,19 +104,26 @@ class Arm:
         return 1e3 * sorted(self.times_s)[len(self.profiles) // 2]
 
 
-def open_lab(bench: Bench, workload: Workload, name: str) -> TrialRunner:
-    """Return a lab with its journal in a folder of its own."""
+def open_lab(
+    bench: Bench, workload: Workload, name: str, *, cache: Path | None = None
+) -> TrialRunner:
+    """Return a lab with its journal in a folder of its own, and what is compiled in `cache`."""
     out = bench.work / name
     out.mkdir(parents=True, exist_ok=True)
-    return TrialRunner(workload=workload, machine=bench.machine, out=out, limit_s=LIMIT_S)
+    return TrialRunner(
+        workload=workload, machine=bench.machine, out=out, limit_s=LIMIT_S, cache=cache
+    )
+
+
+def make_photographs(folder: Path, count: int, *options: str) -> Path:
+    """Make the photographs of the scenarios."""
+    command = [sys.executable, str(scenarios() / "photographs.py"), str(folder), *options]
+    subprocess.run([*command, "--count", str(count)], check=True, capture_output=True)
+    return folder
 
 
 def interleave(arms: Sequence[Arm], rounds: int) -> None:
-    """Run each arm once per round, the order turned round every time.
-
-    Raises:
-        TrialFailedError: if a trial gives no measurement, or a technique of its recipe did nothing.
-    """
+    """Run each arm once per round, the order turned round every time."""
     for number in range(rounds):
         for arm in arms if number % 2 == 0 else arms[::-1]:
             trial = arm.lab.time(arm.recipe)

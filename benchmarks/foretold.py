@@ -68,13 +68,7 @@ class Foretold:
 def foresee(
     lab: TrialRunner, profile: Profile, levers: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Candidate]:
-    """Return what each technique predicts of the unchanged script, looked at as a tuning does.
-
-    Args:
-        lab: Runs the script twice more at most, for a few steps.
-        profile: Its timed steps.
-        levers: Technique to settings.
-    """
+    """Return what each technique predicts of the unchanged script, looked at as a tuning does."""
     search = Search(machine=lab.machine, ceiling=Numerics.TRAINING, only=tuple(levers))
     wall_s = lab.history.cost_s(Recipe(), 0.0)
     first = Trial(recipe=Recipe(), outcome=Outcome.OK, profile=profile, wall_s=wall_s)

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench
+from benchmarks.ladder import SMALL_GPT
+from benchmarks.programs import ran
 from benchmarks.suites import overhead
 from flatout.hardware.counters import CounterSampler, open_sources
 from flatout.records.profile import PHASES, Profile
@@ -59,11 +61,8 @@ class Job:
 
     def workload(self, bench: Bench, *, smoke: bool) -> Workload:
         """Return it in a folder of its own."""
-        folder = bench.work / "work" / self.name
-        folder.mkdir(parents=True, exist_ok=True)
         arguments = self.smoke if smoke else self.arguments
-        target = str(SCRIPTS / self.script)
-        return Workload(target=target, arguments=arguments, folder=folder, python=sys.executable)
+        return bench.workload(SCRIPTS / self.script, *arguments, name=f"work/{self.name}")
 
 
 LAUNCHES = Job(
@@ -80,10 +79,7 @@ JOBS = (
         name="products",
         script="naive_gpt2.py",
         arguments=("--batch-size", "8", "--context", "1024", "--layers", "6"),
-        smoke=(
-            *("--batch-size", "2", "--context", "16", "--vocabulary", "101"),
-            *("--layers", "2", "--width", "32", "--heads", "2"),
-        ),
+        smoke=SMALL_GPT,
         is_bound_by_device=True,
     ),
 )
@@ -140,20 +136,13 @@ def compared_clocks(job: Job, true: Mapping[str, Any], profile: Profile) -> dict
 def by_wall_clock(
     workload: Workload, result: Path, seconds: float, *, smoke: bool
 ) -> dict[str, Any]:
-    """Return a script's times by a clock that knows nothing of flatout.
-
-    Raises:
-        RuntimeError: if it failed.
-    """
+    """Return a script's times by a clock that knows nothing of flatout."""
     steps = str(SMOKE_STEPS if smoke else STEPS)
     command = [sys.executable, str(SCRIPTS / "wall_clock.py"), str(result), steps]
-    done = subprocess.run(
+    done = ran(
         [*command, str(workload.target), *workload.arguments],
         cwd=workload.folder,
-        capture_output=True,
-        text=True,
         timeout=max(1.0, seconds if smoke else min(seconds, MOST_S)),
-        check=False,
     )
     if done.returncode != 0 or not result.exists():
         raise RuntimeError(done.stderr.strip()[-500:])
@@ -341,9 +330,7 @@ def counters(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[str, 
 def _read_under(kind: str, lasts_s: float, left_s: float) -> dict[str, Any]:
     command = [sys.executable, str(SCRIPTS / "known_load.py"), kind, str(lasts_s)]
     with CounterSampler(open_sources()) as sampler:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=max(1.0, left_s), check=False
-        )
+        done = ran(command, timeout=max(1.0, left_s))
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip()[-500:])
     began, ended = (float(line.split()[1]) for line in done.stdout.splitlines())

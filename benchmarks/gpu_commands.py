@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import MOST_SAID, Bench
+from benchmarks.ladder import SMALL_GPT
+from benchmarks.programs import python
 from flatout.hardware.catalogue import model_of
 from flatout.records.recipe import Choice, Recipe
 from flatout.workflow.demo import scenarios
@@ -38,10 +40,6 @@ with this is half as large again as what fits."""
 SAME_LOSS = 0.05
 """Two trainings of some hundred steps, one in bf16, end this close in their loss."""
 GPT2 = SCRIPTS / "naive_gpt2.py"
-SMALL = (
-    *("--batch-size", "2", "--context", "16", "--vocabulary", "101"),
-    *("--layers", "2", "--width", "32", "--heads", "2"),
-)
 SLOW = scenarios() / "slow_compute" / "train.py"
 SLOW_SMALL = (
     *("--batch-size", "2", "--context", "16", "--layers", "1", "--width", "16", "--heads", "2"),
@@ -113,8 +111,8 @@ def out_of_memory(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[
     """Let memory run out: what is said, what tune makes of it, and a training that adapts."""
     has_device = bench.machine.device.kind != "cpu"
     batch = int(MEMORY_SHARE * bench.machine.device.memory_bytes / BYTES_A_SAMPLE)
-    size = ("--batch-size", str(batch), "--context", "1024") if has_device and not smoke else SMALL
     is_real = has_device and not smoke
+    size = ("--batch-size", str(batch), "--context", "1024") if is_real else SMALL_GPT
     rows = play_all(
         (
             Command(
@@ -197,13 +195,10 @@ def played(
     row: dict[str, Any] = {"command": command.name, "holds": False}
     began = time.monotonic()
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "flatout", *words],
+        done = python(
+            ["-m", "flatout", *words],
             cwd=work,
-            capture_output=True,
-            text=True,
             timeout=seconds,
-            check=False,
             env={**own_environment(), **variables},
         )
     except subprocess.TimeoutExpired:
@@ -254,13 +249,10 @@ def with_recipe(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[st
         out = work / name
         words = (str(SLOW), *size, "--steps", steps, "--evals", "2", "--out", str(out))
         try:
-            done = subprocess.run(
-                [sys.executable, *before, *words, "--log", str(work / f"{name}.log")],
+            done = python(
+                [*before, *words, "--log", str(work / f"{name}.log")],
                 cwd=work,
-                capture_output=True,
-                text=True,
                 timeout=max(LEAST_S, seconds / 2),
-                check=False,
                 env=own_environment(),
             )
         except subprocess.TimeoutExpired as late:

@@ -9,7 +9,6 @@ run on one.
 """
 
 import copy
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,10 +76,7 @@ SUBJECTS = (
             *("--batch-size", "8", "--context", "256", "--vocabulary", "8192"),
             *("--layers", "4", "--width", "256", "--heads", "4"),
         ),
-        smoke=(
-            *("--batch-size", "2", "--context", "16", "--vocabulary", "101"),
-            *("--layers", "2", "--width", "32", "--heads", "2"),
-        ),
+        smoke=ladder.SMALL_GPT,
         families=("compile", "compute", "memory", "model", "optimizer", "precision", "batch"),
     ),
     Subject(
@@ -160,14 +156,10 @@ def sweep(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[str, Any
 
 
 def _workload(subject: Subject, bench: Bench, *, smoke: bool) -> Workload:
-    folder = bench.work / "work" / f"sweep-{subject.name}"
-    folder.mkdir(parents=True, exist_ok=True)
     arguments = subject.smoke if smoke else subject.arguments
     if subject.target.parent.name == "starved_images":
         arguments = (*arguments, "--data", str(bench.work / "photographs"))
-    return Workload(
-        target=str(subject.target), arguments=arguments, folder=folder, python=sys.executable
-    )
+    return bench.workload(subject.target, *arguments, name=f"work/sweep-{subject.name}")
 
 
 def _ground(subject: Subject, bench: Bench, *, smoke: bool) -> "Ground | dict[str, Any]":

@@ -9,7 +9,6 @@ whether the recommended batch fits under a limit, and a batch 3 % larger does no
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench
+from benchmarks.programs import python
 from benchmarks.recorded_snapshot import read_snapshot, replay_recorded
 from flatout.hardware.catalogue import GpuModel, model_of
 from flatout.planner.allocator_settings import AllocatorSettings
@@ -222,17 +222,11 @@ def held_to(place: Place, case: Case) -> dict[str, Any]:
 
 
 def played_for_real(case: Case, result: Path, snapshot: Path | None) -> dict[str, Any]:
-    """Train a case on the device; without a place for a snapshot under the limit.
-
-    Raises:
-        RuntimeError: if it fails other than by running out of memory.
-    """
+    """Train a case on the device; without a place for a snapshot under the limit."""
     name, batch = case
     words = [str(SCRIPTS / "memory_case.py"), name, str(batch), str(result), str(snapshot or "-")]
     words += [str(LIMIT_BYTES)] if snapshot is None else []
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=CASE_S, check=False
-    )
+    done = python(words, timeout=CASE_S)
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip()[-500:])
     found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))

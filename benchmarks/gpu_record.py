@@ -64,11 +64,7 @@ PARTS = dict.fromkeys(rung.part for rung in ladder.RUNGS)
 
 
 def known(text: str) -> str:
-    """Return the sets that a text names, by comma; the name of a plan stands for its own.
-
-    Raises:
-        ArgumentTypeError: if it names another.
-    """
+    """Return the sets that a text names, by comma; the name of a plan stands for its own."""
     text = PLANS.get(text, text)
     unknown = {"all", *text.split(",")} - {"all", *SETS}
     if unknown:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import MOST_SAID, Bench, brief, trials_in
+from benchmarks.programs import ran
 from flatout.records import catalogue
 from flatout.records.ablation import Ablation
 from flatout.records.live import Progress
@@ -120,20 +121,14 @@ RUNGS = (
 """GPT-2 124M, ResNet-50, ViT-B/16, ResNet-18 on images as small as CIFAR-10's, adapters on a
 decoder of a billion parameters."""
 
+SMALL_GPT = (
+    *("--batch-size", "2", "--context", "16", "--vocabulary", "101"),
+    *("--layers", "2", "--width", "32", "--heads", "2"),
+)
 SMOKE = {
-    "gpt2": (
-        *("--batch-size", "2", "--context", "16", "--vocabulary", "101"),
-        *("--layers", "2", "--width", "32", "--heads", "2"),
-    ),
+    "gpt2": SMALL_GPT,
     "resnet50": (
-        "--model",
-        "resnet50",
-        "--side",
-        "32",
-        "--batch-size",
-        "2",
-        "--classes",
-        "10",
+        *("--model", "resnet50", "--side", "32", "--batch-size", "2", "--classes", "10"),
         ON_DEVICE,
     ),
     "vit": (
@@ -151,11 +146,8 @@ SMOKE = {
 
 def workload(bench: Bench, rung: Rung, *, smoke: bool) -> Workload:
     """Return the naive script in a folder of its own."""
-    folder = bench.work / "work" / rung.name
-    folder.mkdir(parents=True, exist_ok=True)
     arguments = arguments_of(rung, smoke=smoke)
-    target = str(SCRIPTS / f"{rung.script}.py")
-    return Workload(target=target, arguments=arguments, folder=folder, python=sys.executable)
+    return bench.workload(SCRIPTS / f"{rung.script}.py", *arguments, name=f"work/{rung.name}")
 
 
 def tuned(seconds: float, bench: Bench, rung: Rung, *, smoke: bool = False) -> dict[str, Any]:
@@ -188,12 +180,7 @@ class WrongDeviceError(Exception):
 
 
 def tune_noted(workload: Workload, options: TuneOptions, bench: Bench) -> Ablation:
-    """Tune, and note all trials so far again and again: a stage that is killed leaves those.
-
-    Raises:
-        BaselineTracebackError: if the unchanged script gives no measurement.
-        WrongDeviceError: from `run_on_device`, where that is the runner.
-    """
+    """Tune, and note all trials so far again and again: a stage that is killed leaves those."""
     failed: list[dict[str, Any]] = []
     """A baseline that gave no measurement: the tuning leaves no journal of it."""
 
@@ -217,22 +204,14 @@ def tune_noted(workload: Workload, options: TuneOptions, bench: Bench) -> Ablati
 def run_on_device(
     workload: Workload, recipe: Recipe, machine: Machine, options: TrialOptions
 ) -> Trial:
-    """Run a trial as ever; where there is a CUDA device, it has to have trained on one.
-
-    Raises:
-        WrongDeviceError: if it did not: the scripts take the CPU where torch sees no device.
-    """
+    """Run a trial as ever; where there is a CUDA device, it has to have trained on one."""
     trial = run_trial(workload, recipe, machine, options)
     check_device(trial, machine)
     return trial
 
 
 def check_device(trial: Trial, machine: Machine) -> None:
-    """Make sure that what was measured is the device.
-
-    Raises:
-        WrongDeviceError: if a CUDA device is there and the script trained elsewhere.
-    """
+    """Make sure that what was measured is the device."""
     if trial.profile is None or machine.device.kind != "cuda":
         return
     if trial.profile.device_kind != "cuda":
@@ -325,7 +304,7 @@ def _peer(framework: str, rung: Rung, seconds: float, *, smoke: bool) -> dict[st
     steps = SMOKE_PEER_STEPS if smoke else PEER_STEPS
     command += ["--script", rung.script, "--", *own, "--steps", str(steps)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = ran(command, timeout=seconds)
     except subprocess.TimeoutExpired as late:
         # Bytes, whatever was asked for.
         said = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else ""

@@ -12,6 +12,7 @@ from typing import Any
 
 import flatout
 from benchmarks.bench import Record, calibration
+from benchmarks.programs import ran
 from flatout.records.machine import Machine
 from flatout.reporting.documents import write_json, write_text
 from flatout.tuning.trial_runner import JOURNAL
@@ -34,15 +35,7 @@ FACTS = (
 
 
 def write_record(record: Record, machine: Machine, *, date: str, log: str, root: Path) -> Path:
-    """Write the record's folder and return it; one of the same day and theme is replaced.
-
-    Args:
-        record: what was measured.
-        machine: where.
-        date: when, as year-month-day.
-        log: what the suite said while it ran.
-        root: the folder of all records.
-    """
+    """Write the record's folder and return it; one of the same day and theme is replaced."""
     folder = root / f"{date}_{record.theme}_{device_tag(machine)}"
     result = {
         "schema": SCHEMA,
@@ -52,7 +45,7 @@ def write_record(record: Record, machine: Machine, *, date: str, log: str, root:
         "claim": record.claim,
         "holds": record.holds,
         "finding": record.finding,
-        "repeat": record.repeat,
+        "repeat": _repeat(record),
         "table": [list(row) for row in record.table],
         "notes": list(record.notes),
         "calibration": [list(row) for row in _calibration(record)],
@@ -114,7 +107,7 @@ def page(record: Record, machine: Machine, date: str) -> str:
             "To repeat it:",
             "",
             "```sh",
-            record.repeat,
+            _repeat(record),
             "```",
             "",
         ]
@@ -189,6 +182,10 @@ def _calibration(record: Record) -> Sequence[Sequence[str]]:
     return record.calibration or calibration(record.ablations)
 
 
+def _repeat(record: Record) -> str:
+    return record.repeat or f"python -m benchmarks.run {record.theme}"
+
+
 def _count(machine: Machine) -> int:
     return len(machine.devices) or machine.usable_cores
 
@@ -202,13 +199,7 @@ def _commit() -> str:
         return named
     root = Path(__file__).parent
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = ran(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=root, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return done.stdout.strip()

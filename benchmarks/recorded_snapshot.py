@@ -56,11 +56,7 @@ class RecordedReplay:
 
 
 def read_snapshot(path: Path) -> dict[str, Any]:
-    """Return a snapshot; nothing but plain values is unpickled, whoever wrote the file.
-
-    Raises:
-        UserError: if it holds anything else, or is no snapshot.
-    """
+    """Return a snapshot; nothing but plain values is unpickled, whoever wrote the file."""
     try:
         plain = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
     except (OSError, pickle.UnpicklingError, EOFError, ValueError, IndexError) as error:

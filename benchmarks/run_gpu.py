@@ -13,7 +13,6 @@ import argparse
 import datetime
 import importlib.util
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,6 +37,7 @@ from benchmarks.gpu_record import (
     record_of,
     stages_in,
 )
+from benchmarks.programs import ran
 from benchmarks.record import markdown_table, out_folder, write_evidence, write_record
 from benchmarks.stage_process import GRACE_S, command_for, note_to, play_inside, play_outside
 from benchmarks.stage_process import LAST_S as KILL_S
@@ -321,10 +321,8 @@ def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:
 
 
 def _workload(bench: Bench, scenario: str, arguments: tuple[str, ...]) -> Workload:
-    folder = bench.work / "work" / scenario
-    folder.mkdir(parents=True, exist_ok=True)
-    script = str(scenarios() / scenario / "train.py")
-    return Workload(target=script, arguments=arguments, folder=folder, python=sys.executable)
+    script = scenarios() / scenario / "train.py"
+    return bench.workload(script, *arguments, name=f"work/{scenario}")
 
 
 def _facts(seconds: float, bench: Bench) -> dict[str, Any]:
@@ -349,7 +347,7 @@ def _facts(seconds: float, bench: Bench) -> dict[str, Any]:
 
 def _nvidia_smi() -> str:
     command = ["nvidia-smi", "-q", "-d", "MEMORY,CLOCK,PERFORMANCE"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=False)
+    done = ran(command, timeout=10.0)
     return done.stdout[-6_000:] or done.stderr[-500:]
 
 
@@ -393,13 +391,7 @@ fails."""
 
 def _photographs(seconds: float, bench: Bench, count: int) -> dict[str, Any]:
     command = [sys.executable, str(scenarios() / "photographs.py"), str(bench.work / "photographs")]
-    done = subprocess.run(
-        [*command, "--count", str(count)],
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    done = ran([*command, "--count", str(count)], timeout=seconds)
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip()[-500:])
     return {"said": done.stdout.strip().rpartition(": ")[2]}

@@ -26,6 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.programs import ran
+
 COUNTS = "user.flatout.counts"
 """The extended attribute of the mounted folder that tells what was asked for so far."""
 START_S = 20.0
@@ -95,7 +97,7 @@ def find_missing() -> str:
     if not sys.platform.startswith("linux") or not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "the slow storage needs Linux with a /dev/fuse that may be written"
     tried = [sys.executable, "-c", "import mfusepy"]
-    done = subprocess.run(tried, check=False, capture_output=True, text=True)
+    done = ran(tried)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         return f"the slow storage needs `pip install mfusepy` and libfuse (libfuse3-3): {last}"
@@ -104,11 +106,7 @@ def find_missing() -> str:
 
 @contextmanager
 def mounted(folder: Path, mount: Path, speed: Speed) -> Iterator[Path]:
-    """Show a folder once more behind a slow storage, as long as the block runs.
-
-    Raises:
-        OSError: if it cannot be mounted; the message has the last words of who tried.
-    """
+    """Show a folder once more behind a slow storage, as long as the block runs."""
     mount.mkdir(parents=True, exist_ok=True)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(speed).items()]
     command = [sys.executable, "-m", "benchmarks.slow_storage", str(folder), str(mount), *words]

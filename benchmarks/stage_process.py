@@ -68,12 +68,8 @@ def play_outside(
 ) -> dict[str, Any]:
     """Run a stage's process and return how it went, whatever becomes of the process.
 
-    Args:
-        command: Starts the process, which plays the stage and writes `path`.
-        seconds: The stage's time, which the process keeps on its own.
-        path: Where the outcome is written.
-        say: Told every line that the process prints.
-        grace_s: How long it may take beyond its time.
+    It keeps to the stage's time on its own, may take `grace_s` more, and writes the outcome to
+    `path`.
     """
     path.unlink(missing_ok=True)
     process = subprocess.Popen(

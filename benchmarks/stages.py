@@ -45,12 +45,7 @@ def run_stages(
 ) -> Results:
     """Run the stages in order and return what each gave; `write` gets all so far after each.
 
-    Args:
-        stages: What to do.
-        write: Called with everything so far.
-        total_s: Time for all of them.
-        clock: Tells the time.
-        play: Plays one stage for so many seconds; in this process where none is given.
+    `play` plays one stage for so many seconds; in this process where none is given.
     """
     started = clock()
     results: Results = {}
@@ -72,14 +67,7 @@ def run_side_by_side(
     total_s: float,
     play: "Callable[[Stage, float], dict[str, Any]]",
 ) -> Results:
-    """Run stages that time nothing all at once, each after those that it needs.
-
-    Args:
-        stages: What to do.
-        write: Called with everything so far, one call at a time.
-        total_s: Time for all of them.
-        play: Plays one stage, in a process of its own, for so many seconds.
-    """
+    """Run stages that time nothing all at once, each after those that it needs."""
     began = time.monotonic()
     results: Results = {}
     ended = {stage.name: threading.Event() for stage in stages}

@@ -128,6 +128,20 @@ def _process_as_it_was():
     assert not changed, f"left changed in this process: {changed}"
 
 
+@pytest.fixture
+def nothing_swapped():
+    """Find no swap under Pillow that another test left on, and leave none."""
+    from flatout.data.images import substitution
+
+    def undo_all():
+        for swap in [*substitution._SWAPS.values()]:
+            swap.undo()
+
+    undo_all()
+    yield
+    undo_all()
+
+
 # The same examples in every run, and no time limit for one of them: no test is decided by luck.
 settings.register_profile(
     "flatout",

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from benchmarks.articles import FOLDER, PAGES, page, read
 from flatout.cli.commands import SUMMARIES, flatout
 from flatout.records import catalogue
+from tests.support.programs import ran
 
 TIPS = {
     1: "gpu_util attempts journey workers preprocess_on_device tokenize_ahead data_format "
@@ -78,7 +78,7 @@ def test_a_script_shows_what_the_page_says(script):
         pytest.importorskip("lightning")
     command = [sys.executable, str(FOLDER / script)]
 
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = ran(command, timeout=120)
 
     assert done.returncode == 0, done.stderr
     assert f"result: {RESULTS[script]}" in done.stdout

@@ -1,12 +1,11 @@
 """The callbacks in real trainers: the training ends as without them, and the verdict is right."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from tests.paths import ROOT
+from tests.support.programs import python
 
 DATA = """
 import sys, time
@@ -75,13 +74,10 @@ MODULES = {"transformers": TRANSFORMERS, "lightning": LIGHTNING}
 def trained(folder, name, steps, **variables):
     pytest.importorskip(name)
     (folder / "train.py").write_text(MODULES[name])
-    done = subprocess.run(
-        [sys.executable, "train.py", str(steps)],
+    done = python(
+        ["train.py", str(steps)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert f"steps {steps}\n" in done.stdout
@@ -115,3 +111,49 @@ def test_the_numbers_are_logged_with_those_of_the_training(tmp_path):
 )
 def test_what_was_not_measured_has_no_verdict(steps, variables, words, tmp_path):
     assert trained(tmp_path, "transformers", steps, **variables) == words
+
+
+IN_TURN = """
+import gc, weakref
+import torch
+from flatout.callbacks import MeasuredTraining
+
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(4, 64)).sum().backward()
+    optimizer.step()
+
+for _ in range(2):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    training = MeasuredTraining()
+    recorder, session = training.recorder, training.recorder.session
+    while recorder.kept is None:
+        step()
+    heard = session.clock.changes, len(session.segments), dict(session.counts)
+    for _ in range(100):
+        step()
+    assert heard == (session.clock.changes, len(session.segments), session.counts)
+    assert "flatout/step_ms" in training.conclude()
+    alive = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert alive() is None
+"""
+
+
+@pytest.mark.slow
+def test_what_was_measured_costs_nothing_later_and_its_model_may_go(tmp_path):
+    (tmp_path / "train.py").write_text(IN_TURN)
+
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("flatout: more: ") == 2

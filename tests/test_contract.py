@@ -17,20 +17,13 @@ from flatout.records.errors import NotApplicable
 from flatout.records.journey import WORKERS, Journey, Leg, WorkerFacts
 from flatout.records.machine import Device, Machine
 from flatout.records.memory import MemoryStory
-from flatout.records.profile import (
-    PHASES,
-    LoaderFacts,
-    ModelFacts,
-    OptimizerFacts,
-    PeakBytes,
-    Profile,
-    Spread,
-)
+from flatout.records.profile import PHASES, PeakBytes, Profile, Spread
 from flatout.records.readings import SyncPoint
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics, Technique, hook_points_of
 from flatout.workflow.recipe_files import read_recipe, write_recipe
 from tests.data.packs import packed
+from tests.techniques import facts
 
 NAMES = catalogue.names()
 HEADINGS = ("What it does:", "When it helps:", "What it costs:", "How it is checked:")
@@ -83,13 +76,7 @@ def profile(kind="cpu", *, phases=(100, 20, 30, 60, 20, 5), workers=0, conv=0, t
         loaders=(loader_facts(workers),),
         models=(model_facts(conv),),
         optimizers=(
-            OptimizerFacts(
-                name="AdamW",
-                parameters=25_000_000,
-                has_fused_option=True,
-                has_foreach_option=True,
-                parameter_tensors=160,
-            ),
+            facts.optimizer(parameters=25_000_000, has_foreach_option=True, parameter_tensors=160),
         ),
     )
 
@@ -97,7 +84,7 @@ def profile(kind="cpu", *, phases=(100, 20, 30, 60, 20, 5), workers=0, conv=0, t
 def journey(workers):
     """Return workers that are busy with more than one thread each, and blocked in cold reads."""
     legs = (("read", 40.0), ("decode", 120.0), ("collate", 20.0))
-    facts = {
+    seen = {
         "busy_share": 0.9,
         "user_share": 1.5,
         "system_share": 0.2,
@@ -112,20 +99,16 @@ def journey(workers):
             Leg(name=name, where=WORKERS, ms=ms, share=ms / 235, per_sample_ms=ms / 64)
             for name, ms in legs
         ),
-        workers=tuple(WorkerFacts(number=number, **facts) for number in range(workers)),
+        workers=tuple(WorkerFacts(number=number, **seen) for number in range(workers)),
     )
 
 
 def loader_facts(workers):
-    return LoaderFacts(
+    return facts.loader(
         address="main:0",
-        is_training=True,
-        dataset="Photos",
         dataset_len=6400,
         batch_size=64,
         num_workers=workers,
-        pin_memory=False,
-        persistent_workers=False,
         prefetch_factor=2 if workers else None,
         batch_bytes=64 * 3 * 224 * 224 * 4,
         batches_drawn=50,
@@ -135,11 +118,9 @@ def loader_facts(workers):
 
 
 def model_facts(conv):
-    return ModelFacts(
-        name="Net",
+    return facts.model(
         parameters=25_000_000,
         parameter_bytes=100_000_000,
-        dtypes=("float32",),
         conv_weights=conv,
         repeated_blocks=12,
         softmax_modules=12,

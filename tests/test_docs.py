@@ -7,7 +7,6 @@ exist, with the options shown.
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from flatout.records.input_files import read_toml
 from flatout.workflow.recipe_files import read_recipe
 from tests.copies import Copies
 from tests.paths import ROOT
+from tests.support.programs import ran
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks/README.md"])
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
@@ -257,14 +257,7 @@ def test_python_marked_run_runs(text, tmp_path, copies):
 @pytest.mark.parametrize("text", runnable("sh"))
 def test_shell_marked_run_runs(text, tmp_path):
     path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
-    done = subprocess.run(
-        ["bash", "-euc", text],
-        cwd=tmp_path,
-        env={"PATH": path, "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran(["bash", "-euc", text], cwd=tmp_path, env={"PATH": path, "HOME": str(tmp_path)})
 
     assert done.returncode == 0, done.stderr
 

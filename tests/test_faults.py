@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from flatout.agent import journal_file
 from flatout.agent.journal_file import JournalWriter
 from tests.paths import ROOT
+from tests.support.programs import python, ran
 
 PAGE = ROOT / "docs/faults.md"
 CODE_FROM_DATA = "S102,S301,S302,S306,S307,S701"
@@ -42,9 +42,7 @@ def test_code_is_made_of_data_in_known_places_only():
     if not ruff.exists():
         pytest.skip("ruff is not installed")
     words = ["check", "--ignore-noqa", "--select", CODE_FROM_DATA, "--output-format", "concise"]
-    done = subprocess.run(
-        [str(ruff), *words, "src"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = ran([str(ruff), *words, "src"], cwd=ROOT)
 
     found = dict(re.findall(r"^(src/\S+?\.py):\d+:\d+: (S\d+)", done.stdout, re.MULTILINE))
     assert found == KNOWN
@@ -58,13 +56,7 @@ def test_a_hostile_folder_runs_no_code(tmp_path, start, words):
     plain = (ROOT / "tests/reporting/data/profile_busy.json").read_text()
     (tmp_path / "a.json").write_text(plain)
 
-    done = subprocess.run(
-        [sys.executable, *start, *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python([*start, *words], cwd=tmp_path)
 
     assert done.returncode in (0, 1), done.stderr
     assert not (tmp_path / "ran").exists()

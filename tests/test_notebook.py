@@ -7,12 +7,11 @@ rendered as Jupyter renders it.
 import ast
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from tests.paths import ROOT
+from tests.support.programs import python
 
 NOTEBOOK = ROOT / "examples/notebook.ipynb"
 EXECUTOR = """
@@ -44,13 +43,10 @@ def cells():
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebook")
-    done = subprocess.run(
-        [sys.executable, "-c", EXECUTOR, json.dumps(cells())],
+    done = python(
+        ["-c", EXECUTOR, json.dumps(cells())],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "shown.json").read_text())

@@ -16,8 +16,8 @@ import pytest
 import flatout
 from flatout.cli.commands import flatout as command_line
 from flatout.records.ablation import Ablation
-from flatout.records.profile import PHASES, Profile, Spread
 from flatout.records.technique import Technique
+from tests.techniques.facts import profile
 
 PACKAGES = ("flatout.records", "flatout.hardware")
 """Packages of which every public name may be used."""
@@ -101,15 +101,7 @@ def test_commands_and_their_options(snapshot):
 
 
 def test_keys_of_the_json_results(snapshot):
-    profile = Profile(
-        step_ms=Spread(median=1.0, p10=1.0, p90=1.0, n=1),
-        phases_ms=dict.fromkeys(PHASES, 0.0),
-        samples_per_s=1.0,
-        device_kind="cpu",
-        device_name="A",
-        device_busy_share=1.0,
-    )
-    ablation = Ablation(workload="train.py", baseline=profile)
+    ablation = Ablation(workload="train.py", baseline=profile())
 
-    found = {"profile": sorted(profile.to_json()), "ablation": sorted(ablation.to_json())}
+    found = {"profile": sorted(profile().to_json()), "ablation": sorted(ablation.to_json())}
     assert found == snapshot

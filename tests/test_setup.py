@@ -1,17 +1,15 @@
 """A fresh machine gets an environment, or one clear line with what to do."""
 
-import subprocess
 import sys
 
 from tests.paths import ROOT
+from tests.support.programs import ran
 
 MAKE_VENV = ROOT / ".ci/make-venv"
 
 
 def make_venv(python, folder):
-    return subprocess.run(
-        ["bash", MAKE_VENV, python, folder], capture_output=True, text=True, check=False
-    )
+    return ran(["bash", MAKE_VENV, python, folder])
 
 
 def python_that(folder, script):
@@ -68,9 +66,7 @@ def test_everything_is_pinned_for_development():
 
 def test_plain_make_is_make_check():
     shown = {
-        goal: subprocess.run(
-            ["make", "--dry-run", *goal], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout
+        goal: ran(["make", "--dry-run", *goal], cwd=ROOT, check=True).stdout
         for goal in [(), ("check",)]
     }
 
@@ -79,12 +75,8 @@ def test_plain_make_is_make_check():
 
 
 def test_the_demo_installs_what_it_needs_and_no_more(tmp_path):
-    shown = subprocess.run(
-        ["make", "--dry-run", "demo", f"VENV={tmp_path / 'env'}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
+    shown = ran(
+        ["make", "--dry-run", "demo", f"VENV={tmp_path / 'env'}"], cwd=ROOT, check=True
     ).stdout
 
     assert "--editable '.[demo]'" in shown

@@ -5,7 +5,6 @@ One technique, one rule, one file, one test, one page; imports flow down.
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import flatout.techniques
 from flatout.records.catalogue import module_names
 from flatout.records.messages import OWN
 from tests.paths import ROOT
+from tests.support.programs import ran
 
 SOURCE = ROOT / "src/flatout"
 MAX_LINES = 800
@@ -221,9 +221,7 @@ def test_source_is_ascii_but_for_what_a_technique_says_in_korean():
 
 
 def test_no_file_is_too_big_to_review():
-    tracked = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\0")
+    tracked = ran(["git", "ls-files", "-z"], cwd=ROOT, check=True).stdout.split("\0")
 
     big = {
         name: size
@@ -234,13 +232,7 @@ def test_no_file_is_too_big_to_review():
 
 
 def test_imports_flow_down_only():
-    done = subprocess.run(
-        [Path(sys.executable).parent / "lint-imports", "--no-cache"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([Path(sys.executable).parent / "lint-imports", "--no-cache"], cwd=ROOT)
 
     assert done.returncode == 0, done.stdout
 

@@ -10,7 +10,6 @@ import os
 import random
 import re
 import resource
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.programs import ran
 from benchmarks.record import markdown_table
 from benchmarks.suites.check import installed_files
 from flatout.reporting.documents import write_json, write_text
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for path in drawn:
             (together / path.name).write_bytes(path.read_bytes())
         at_once = {tool: checked(tool, args, together, len(drawn)) for tool in TOOLS}
-    version = subprocess.run([args.torchfix, "--version"], capture_output=True, text=True)
+    version = ran([args.torchfix, "--version"])
     found = {
         "torchfix": version.stdout.strip(),
         "limit_s": args.limit_s,
@@ -73,13 +73,7 @@ def checked(tool: str, args: argparse.Namespace, path: Path, count: int = 1) -> 
     limited = ["sh", "-c", f'ulimit -t {count * args.limit_s}; exec "$@"', "sh", *command]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as cache:
-        done = subprocess.run(
-            limited,
-            env={**os.environ, "XDG_CACHE_HOME": cache},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = ran(limited, env={**os.environ, "XDG_CACHE_HOME": cache})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,

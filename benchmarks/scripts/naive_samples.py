@@ -1,6 +1,6 @@
 """Train a small network on samples of bytes that are never in the page cache.
 
-    python naive_samples.py --data samples            # a folder of .npy files
+    python naive_samples.py --data samples            # a folder of .npy files, one folder a class
     python naive_samples.py --store samples.packed    # the same, packed
 
 It stands for a data set larger than memory: the kernel is told to forget the files before each
@@ -24,7 +24,7 @@ class Files(Dataset):
     """The arrays of a folder, labelled by their number."""
 
     def __init__(self, folder):
-        self.paths = sorted(folder.glob("*.npy"))
+        self.paths = sorted(folder.rglob("*.npy"))
 
     def __len__(self):
         return len(self.paths)
@@ -56,7 +56,7 @@ def features(values):
 
 def forget(folder):
     """Let the kernel forget the files, so that the next reads are cold."""
-    for path in folder.iterdir():
+    for path in filter(Path.is_file, folder.rglob("*")):
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)

@@ -6,7 +6,6 @@ very comparison that the tuner decides by. Kept and worse both count as differen
 
 import math
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -54,7 +53,6 @@ def run(bench: Bench) -> Record:
             "real": [d.value for d in real],
             "trials": trials_in(bench.work / "aa"),
         },
-        repeat=f"python -m benchmarks.run {THEME}",
     )
 
 
@@ -108,8 +106,7 @@ def trace(stream: random.Random, deviation: float, correlation: float) -> Iterat
 
 def play_real(bench: Bench) -> list[Decision]:
     """Return what the rule says about real baselines, in one session as a tuning has it."""
-    script = scenarios() / "already_tuned" / "train.py"
-    workload = Workload(target=str(script), folder=bench.work, python=sys.executable)
+    workload = bench.workload(scenarios() / "already_tuned" / "train.py")
     lab = open_lab(bench, workload, "aa")
     decisions = []
     for number in range(REAL):

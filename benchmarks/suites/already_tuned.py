@@ -1,10 +1,7 @@
 """Already tuned: flatout must leave it, and say how much could be gained at most."""
 
-import sys
-
 from benchmarks.bench import Bench, Record, cells, trials_in
 from flatout.records.ablation import Ablation
-from flatout.records.trial import Workload
 from flatout.records.units import format_ms, format_ratio
 from flatout.workflow.demo import scenarios
 from flatout.workflow.tune import TuneOptions, tune
@@ -15,9 +12,7 @@ THEME = "already_tuned"
 def run(bench: Bench) -> Record:
     """Tune the script that needs no tuning."""
     ablation = tune(
-        Workload(
-            target=str(scenarios() / THEME / "train.py"), folder=bench.work, python=sys.executable
-        ),
+        bench.workload(scenarios() / THEME / "train.py"),
         TuneOptions(out=bench.work / "tune", budget_s=bench.budget_s),
         bench.tell,
     )
@@ -28,7 +23,6 @@ def run(bench: Bench) -> Record:
         finding=f"kept: {ablation.recipe.label.replace('baseline', 'nothing')}",
         table=rows(ablation),
         raw={"ablation": ablation.to_json(), "trials": trials_in(bench.work)},
-        repeat=f"python -m benchmarks.run {THEME}",
         recipe=ablation.recipe,
         ablations=[ablation],
         notes=ablation.notes,

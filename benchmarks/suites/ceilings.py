@@ -7,7 +7,6 @@ steps, by chance twice as often in one process as in the next one.
 """
 
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ from benchmarks.bench import (
 from flatout.records.ablation import Comparison
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.trial import Workload
 from flatout.records.units import format_ratio
 from flatout.tuning.passes import PassRunner
 from flatout.tuning.passes.ceilings import with_ceilings
@@ -77,7 +75,6 @@ def run(bench: Bench, rounds: int = ROUNDS) -> Record:
             *(row(each) for each in found),
         ],
         raw={each.scenario: each.raw for each in found},
-        repeat=f"python -m benchmarks.run {THEME}",
     )
 
 
@@ -95,9 +92,9 @@ def row(foreseen: Foreseen) -> tuple[str, ...]:
 
 def foresee(bench: Bench, scenario: str, rounds: int) -> Foreseen:
     """Run one scenario: in every round as it is, with free data, and the ceilings' passes."""
-    plain_lab = open_lab(bench, workload(bench, scenario), scenario)
+    plain_lab = open_lab(bench, bench.workload(SCRIPT, scenario, name="work"), scenario)
     plain = Arm(name="as it is", lab=plain_lab, recipe=KEEPS_PAGES)
-    free_workload = workload(bench, scenario, "--free")
+    free_workload = bench.workload(SCRIPT, scenario, "--free", name="work")
     free_lab = open_lab(bench, free_workload, f"{scenario}-free")
     free = Arm(name="free", lab=free_lab, recipe=KEEPS_PAGES)
     gains: list[float] = []
@@ -118,13 +115,9 @@ def foresee(bench: Bench, scenario: str, rounds: int) -> Foreseen:
 
 
 def foreseen_gain(bench: Bench, scenario: str, profile: Profile) -> float:
-    """Return the ceiling of free data that the passes measure.
-
-    Raises:
-        TrialFailedError: if they could not be run.
-    """
+    """Return the ceiling of free data that the passes measure."""
     runner = PassRunner(
-        workload=workload(bench, scenario),
+        workload=bench.workload(SCRIPT, scenario, name="work"),
         recipe=KEEPS_PAGES,
         machine=bench.machine,
         limit_s=LIMIT_S,
@@ -133,10 +126,3 @@ def foreseen_gain(bench: Bench, scenario: str, profile: Profile) -> float:
     if not seen.ceilings.is_measured:
         raise TrialFailedError(f"{scenario}: {'; '.join(seen.notes)}")
     return seen.ceilings.free_data
-
-
-def workload(bench: Bench, *arguments: str) -> Workload:
-    """Return the script in a folder of its own."""
-    folder = bench.work / "work"
-    folder.mkdir(exist_ok=True)
-    return Workload(target=str(SCRIPT), arguments=arguments, folder=folder, python=sys.executable)

@@ -98,7 +98,6 @@ def run(bench: Bench) -> Record:
             *(row(rule, seen, judged["judged"]) for rule, seen in rules.items()),
         ],
         raw={"labelled": rules, "speed": speed, **judged},
-        repeat=f"python -m benchmarks.run {THEME}",
         notes=(
             f"The judgements are of {len(judged['judged'])} findings in {files} files of "
             f"{len(judged['repositories'])} public repositories at the commits in `result.json`, "

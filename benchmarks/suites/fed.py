@@ -83,11 +83,7 @@ class Limits:
         return self.lab.drive(self.lab.history.look(what, self.recipe, probes, STEPS)).profile
 
     def feeding(self) -> Feeding:
-        """Return the rates, each by what is in the middle of its turns.
-
-        Raises:
-            SystemExit: if no turn could be looked at.
-        """
+        """Return the rates, each by what is in the middle of its turns."""
         if not self.turns:
             raise SystemExit("the samples of the recipe could not be looked at")
         by_cost = sorted((turn.pipeline for turn in self.turns), key=lambda x: x.cpu_ms)
@@ -169,7 +165,6 @@ def record_of(recipe: Recipe, arms: Sequence[Arm], limits: Limits) -> Record:
             "shares": [x.samples_per_s / x.measured_limit_per_s for x in limits.each()],
             "feeding": found.to_json(),
         },
-        repeat=f"python -m benchmarks.run {THEME}",
         recipe=recipe,
         notes=[
             f"A sample takes {found.made_ms:.2f} ms of a core to make under the recipe, and "

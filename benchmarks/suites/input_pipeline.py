@@ -8,18 +8,16 @@ disturbs less. "As bytes" ends where a device takes over: what travels as bytes 
 
 import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import Bench, Record, TrialFailedError, cells
+from benchmarks.bench import Bench, Record, TrialFailedError, cells, make_photographs
+from benchmarks.programs import python
 from flatout.records.ablation import Comparison
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import compare, gather
-from flatout.workflow.demo import scenarios
 from flatout.workflow.recipe_files import write_recipe
 
 THEME = "input_pipeline"
@@ -89,9 +87,7 @@ MARKS = {
 
 def run(bench: Bench, rounds: int = ROUNDS, photographs: int = PHOTOGRAPHS) -> Record:
     """Make the photographs and feed the loop in every way, in turns."""
-    folder = bench.work / "photographs"
-    maker = [sys.executable, str(scenarios() / "photographs.py"), str(folder)]
-    subprocess.run([*maker, "--count", str(photographs)], check=True, capture_output=True)
+    folder = make_photographs(bench.work / "photographs", photographs)
     measured: dict[str, list[Mapping[str, Any]]] = {feed.name: [] for feed in FEEDS}
     for number in range(rounds):
         for feed in FEEDS if number % 2 == 0 else FEEDS[::-1]:
@@ -101,24 +97,13 @@ def run(bench: Bench, rounds: int = ROUNDS, photographs: int = PHOTOGRAPHS) -> R
 
 
 def measure(bench: Bench, feed: Feed, folder: Path, *options: str) -> Mapping[str, Any]:
-    """Feed the loop once, in a fresh process.
-
-    Raises:
-        TrialFailedError: if it failed, or a technique of the recipe did nothing.
-    """
+    """Feed the loop once, in a fresh process."""
     recipe = bench.work / "recipe.toml"
     write_recipe(feed.recipe, recipe)
     script = [str(SCRIPT), "--data", str(folder), *options]
     script += ["--as-bytes"] if feed.is_as_bytes else []
     under = ["-m", "flatout", "run", "--with", str(recipe)] if feed.levers else []
-    done = subprocess.run(
-        [sys.executable, *under, *script],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        cwd=bench.work,
-        check=False,
-    )
+    done = python([*under, *script], timeout=LIMIT_S, cwd=bench.work)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:
         raise TrialFailedError(f"{feed.name}: {(done.stderr or done.stdout)[-500:]}")
@@ -156,7 +141,6 @@ def record_of(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Record:
             *(row(measured, name) for name in measured),
         ],
         raw={"measured": measured},
-        repeat=f"python -m benchmarks.run {THEME}",
         notes=[
             "As bytes: what a device does (floats from bytes) is not done on the CPU and not "
             "counted; the other rows do all of it on the CPU and hand out the same float32 values, "

@@ -6,14 +6,12 @@ are measured once more alongside the tuned recipe, in turn and in fresh processe
 """
 
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import (
-    LIMIT_S,
     Arm,
     Bench,
     Record,
@@ -21,6 +19,7 @@ from benchmarks.bench import (
     cells,
     comparison,
     interleave,
+    open_lab,
     trials_in,
 )
 from flatout.records.ablation import Ablation, Comparison
@@ -43,6 +42,8 @@ FEWEST_ROUNDS = 2
 HAND_RUNS = 2
 """Processes that someone who tunes by hand looks at before keeping a step."""
 LEAST_OF_BY_HAND = 0.95
+CACHE = "compiled"
+"""Folder of what was compiled, for all that are compared."""
 IMAGES = Path(__file__).parent.parent / "scripts" / "naive_images.py"
 
 
@@ -104,7 +105,6 @@ def run(bench: Bench) -> Record:
             },
             "trials": trials_in(bench.work),
         },
-        repeat=f"python -m benchmarks.run {THEME}",
         ablations=[r.ablation for r in results],
         notes=[f"{r.name}: {note}" for r in results for note in r.ablation.notes],
     )
@@ -147,16 +147,13 @@ def measured(script: Script, bench: Bench) -> Result:
     """Tune one script, climb by hand, and compare what came out, round by round."""
     bench.say(f"{script.name}: tune")
     work = bench.work / script.name
-    workload = Workload(
-        target=str(script.target),
-        arguments=script.arguments,
-        folder=bench.work,
-        python=sys.executable,
-    )
+    workload = bench.workload(script.target, *script.arguments)
     budget_s = min(bench.budget_s, BUDGET_S)
     ablation = tune(workload, TuneOptions(out=work / "tune", budget_s=budget_s), bench.tell)
     bench.say(f"{script.name}: by hand")
-    greedy, everything, tried = climb_by_hand(open_lab(bench, workload, work / "hand"), bench)
+    greedy, everything, tried = climb_by_hand(
+        open_lab(bench, workload, f"{script.name}/hand", cache=bench.work / CACHE), bench
+    )
     recipes = {"baseline": Recipe(), "tuned by flatout": ablation.recipe}
     recipes |= {"by hand, step by step": greedy, "by hand, everything": everything}
     arms = arms_of(recipes, bench, workload, work)
@@ -206,19 +203,10 @@ def arms_of(
     for name, recipe in recipes.items():
         levers = frozenset(choice.label for choice in recipe.choices)
         if levers not in by_techniques:
-            lab = open_lab(bench, workload, work / f"round {name}")
+            lab = open_lab(bench, workload, f"{work}/round {name}", cache=bench.work / CACHE)
             by_techniques[levers] = Arm(name=name, lab=lab, recipe=recipe)
         arms[name] = by_techniques[levers]
     return arms
-
-
-def open_lab(bench: Bench, workload: Workload, out: Path) -> TrialRunner:
-    """Return a lab that shares its compile cache with the others of this suite."""
-    out.mkdir(parents=True, exist_ok=True)
-    cache = bench.work / "compiled"
-    return TrialRunner(
-        workload=workload, machine=bench.machine, out=out, limit_s=LIMIT_S, cache=cache
-    )
 
 
 def holds(results: Sequence[Result]) -> bool:

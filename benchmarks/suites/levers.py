@@ -88,8 +88,8 @@ def subjects(bench: Bench) -> list[Subject]:
     job = make_job(bench.work)
     pack(job)
     return [
-        Subject(name="GPT", workload=workload(GPT, bench), levers=ON_GPT),
-        Subject(name="ResNet-18", workload=workload(IMAGES, bench, *RESNET), levers=ON_RESNET),
+        Subject(name="GPT", workload=bench.workload(GPT), levers=ON_GPT),
+        Subject(name="ResNet-18", workload=bench.workload(IMAGES, *RESNET), levers=ON_RESNET),
         Subject(name="photographs", workload=job, levers=ON_PHOTOGRAPHS),
     ]
 
@@ -99,13 +99,6 @@ def pack(job: Workload) -> None:
     words = ["pack", "photographs", STORE, "--encode", "raw"]
     subprocess.run(
         [sys.executable, "-m", "flatout", *words], cwd=job.folder, check=True, capture_output=True
-    )
-
-
-def workload(target: Path, bench: Bench, *arguments: str) -> Workload:
-    """Return a script as a user would start it."""
-    return Workload(
-        target=str(target), arguments=arguments, folder=bench.work, python=sys.executable
     )
 
 
@@ -166,7 +159,6 @@ def record_of(theme: str, found: Sequence[Subject], trials: Sequence[Mapping[str
             "refused": {s.name: s.refused for s in found},
             "trials": list(trials),
         },
-        repeat=f"python -m benchmarks.run {theme}",
         calibration=table(told),
         notes=[
             "A ratio below 1: the technique slows this script down here, as those for memory may. "

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.bench import Bench, Record, trials_in
-from benchmarks.suites.levers import Subject, Techniques, measured, record_of, workload
+from benchmarks.suites.levers import Subject, Techniques, measured, record_of
 from flatout.data.packed_store import evict
 from flatout.workflow.demo import make_job
 
@@ -24,13 +24,14 @@ NOISE = 6.0
 """Standard deviation of the noise on large photographs: smooth ones would be decoded too fast."""
 COUNT, SAMPLE_BYTES = 8192, 100_000
 """Two windows of the block order's least; as large as photographs."""
+CLASSES = 10
 ON_LARGE: Techniques = {
     "region_decode": {},
     "fast_resize": {},
     "fast_decode": {},
     "scaled_decode": {},
 }
-ON_FILES: Techniques = {"read_ahead": {}}
+ON_FILES: Techniques = {"read_ahead": {}, "block_order": {}}
 
 
 def run(bench: Bench, rounds: int = ROUNDS) -> Record:
@@ -46,17 +47,17 @@ def subjects(bench: Bench) -> list[Subject]:
     return [
         Subject(
             name=f"photographs of {LARGE[0]} x {LARGE[1]}",
-            workload=workload(PHOTOGRAPHS, bench, "--data", str(large)),
+            workload=bench.workload(PHOTOGRAPHS, "--data", str(large)),
             levers=ON_LARGE,
         ),
         Subject(
             name="files that are not cached, 1 worker",
-            workload=workload(SAMPLES, bench, "--data", str(samples)),
+            workload=bench.workload(SAMPLES, "--data", str(samples)),
             levers=ON_FILES,
         ),
         Subject(
             name="a store that is not cached, 1 worker",
-            workload=workload(SAMPLES, bench, "--store", str(store)),
+            workload=bench.workload(SAMPLES, "--store", str(store)),
             levers=ON_FILES,
         ),
     ]
@@ -78,17 +79,21 @@ def make_large(work: Path) -> Path:
 
 
 def make_samples(work: Path) -> tuple[Path, Path]:
-    """Make samples of noise as files, and the same in a packed store; return both folders."""
+    """Make samples of noise as files, and the same in a packed store; return both folders.
+
+    Files are written class by class, as those of most folders are.
+    """
     draw = np.random.default_rng(0)
     files, store = work / "samples", work / "samples.packed"
-    files.mkdir()
     whole = draw.integers(0, 256, (COUNT, SAMPLE_BYTES), dtype=np.uint8)
-    for number, values in enumerate(whole):
-        np.save(files / f"{number:05d}.npy", values)
-    np.savez(work / "samples.npz", x=whole, label=np.arange(COUNT) % 10)
+    for number in sorted(range(COUNT), key=lambda number: number % CLASSES):
+        folder = files / f"{number % CLASSES}"
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"{number:05d}.npy", whole[number])
+    np.savez(work / "samples.npz", x=whole, label=np.arange(COUNT) % CLASSES)
     words = ["pack", str(work / "samples.npz"), str(store)]
     subprocess.run([sys.executable, "-m", "flatout", *words], check=True, capture_output=True)
     (work / "samples.npz").unlink()
-    for path in (*files.iterdir(), *store.iterdir()):
+    for path in (*files.rglob("*.npy"), *store.iterdir()):
         evict(path)  # written first: only clean pages can be forgotten
     return files, store

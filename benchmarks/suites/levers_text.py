@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.bench import Bench, Record, trials_in
-from benchmarks.suites.levers import Subject, Techniques, measured, record_of, workload
+from benchmarks.suites.levers import Subject, Techniques, measured, record_of
 
 THEME = "levers_text"
 ROUNDS = 3
@@ -42,26 +42,26 @@ def run(bench: Bench, rounds: int = ROUNDS) -> Record:
 def subjects(bench: Bench) -> list[Subject]:
     """Return the scripts, each with the techniques that have something to do there."""
     return [
-        Subject(name="language", workload=workload(LANGUAGE, bench), levers=ON_LANGUAGE),
+        Subject(name="language", workload=bench.workload(LANGUAGE), levers=ON_LANGUAGE),
         Subject(
             name="language, 8 experts",
-            workload=workload(LANGUAGE, bench, "--experts", "8", "--vocabulary", "2000"),
+            workload=bench.workload(LANGUAGE, "--experts", "8", "--vocabulary", "2000"),
             levers=ON_EXPERTS,
         ),
-        Subject(name="texts, fixed width", workload=workload(TEXTS, bench), levers=ON_FIXED),
+        Subject(name="texts, fixed width", workload=bench.workload(TEXTS), levers=ON_FIXED),
         Subject(
             name="texts, to the longest",
-            workload=workload(TEXTS, bench, "--pad", "longest"),
+            workload=bench.workload(TEXTS, "--pad", "longest"),
             levers=ON_LONGEST,
         ),
         Subject(
             name="texts, narrow model",
-            workload=workload(TEXTS, bench, "--pad", "longest", *NARROW),
+            workload=bench.workload(TEXTS, "--pad", "longest", *NARROW),
             levers=ON_NARROW,
         ),
         Subject(
             name="texts, 2 workers, epochs of 25 steps",
-            workload=workload(TEXTS, bench, *SHORT_EPOCHS),
+            workload=bench.workload(TEXTS, *SHORT_EPOCHS),
             levers=ON_SHORT_EPOCHS,
         ),
     ]

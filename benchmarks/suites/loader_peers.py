@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import Bench, Record, cells
+from benchmarks.bench import Bench, Record, cells, make_photographs
 from benchmarks.peers.loaders import CEILINGS, PEERS
 from benchmarks.peers.ours import (
     AS_BYTES,
@@ -30,9 +30,9 @@ from benchmarks.peers.ours import (
     PACKED_JPEG,
     PACKED_RAW,
 )
+from benchmarks.programs import ran
 from flatout.records.ablation import Comparison
 from flatout.records.statistics import compare, gather
-from flatout.workflow.demo import scenarios
 
 THEME = "loader_peers"
 ROOT = Path(__file__).parents[2]
@@ -80,10 +80,8 @@ def run(bench: Bench, rounds: int = ROUNDS, photographs: int = PHOTOGRAPHS) -> R
 
 def prepare(bench: Bench, folder: Path, formats: Path, photographs: int) -> None:
     """Make the photographs and every format."""
-    maker = scenarios() / "photographs.py"
     bench.say(f"  {photographs} photographs")
-    command = [sys.executable, str(maker), str(folder), "--count", str(photographs)]
-    subprocess.run([*command, "--format", "jpeg"], check=True, capture_output=True)
+    make_photographs(folder, photographs, "--format", "jpeg")
     subprocess.run(
         [sys.executable, "-m", "benchmarks.peers.convert", str(folder), str(formats)],
         check=True,
@@ -102,14 +100,7 @@ def measure(name: str, folder: Path, formats: Path) -> Mapping[str, Any] | str:
     """Return what one fresh process measured, or why it did not."""
     command = [sys.executable, "-m", "benchmarks.peers.measure", name, str(folder), str(formats)]
     try:
-        done = subprocess.run(
-            [*command, "--seconds", str(SECONDS)],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        done = ran([*command, "--seconds", str(SECONDS)], cwd=ROOT, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         return f"no result within {LIMIT_S:.0f} s"
     last = done.stdout.strip().splitlines()[-1:]
@@ -147,7 +138,6 @@ def record_of(
             *(row(name, measured) for name in measured),
         ],
         raw={"measured": measured, "missing": missing},
-        repeat=f"python -m benchmarks.run {THEME}",
         notes=[
             *(f"{'met' if is_met else 'missed'}: {what}" for is_met, what in aims),
             *(f"{name} was left out: {why}" for name, why in missing.items()),

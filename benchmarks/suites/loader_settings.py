@@ -67,7 +67,6 @@ def record_of(settled: Sequence[Settled], raw: Mapping[str, object]) -> Record:
             *(row for one in settled for row in rows(one)),
         ],
         raw=raw,
-        repeat=f"python -m benchmarks.run {THEME}",
     )
 
 
@@ -164,4 +163,4 @@ def _addresses(ablation: Ablation) -> tuple[str, ...]:
 def _workload(bench: Bench, scenario: str) -> Workload:
     if scenario == "photographs":
         return make_job(bench.work)
-    return ceilings.workload(bench, scenario)
+    return bench.workload(ceilings.SCRIPT, scenario, name="work")

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from benchmarks.listening import RESULT
 from flatout.agent.step_sampler import SHORT_STEP_S
 from flatout.launch.trial_process import ProcessOptions, run_process
 from flatout.records.statistics import student_quantile
-from flatout.records.trial import Workload
 from flatout.records.trial_spec import TrialSpec
 from flatout.records.units import format_ms
 from flatout.techniques.compute.cpu_allocator import GLIBC_VARIABLES
@@ -104,7 +102,6 @@ def record_of(bench: Bench, theme: str, jobs: Sequence[Job]) -> Record:
             ),
         ],
         raw={o.job.name: list(o.processes) for o in found},
-        repeat=f"python -m benchmarks.run {theme}",
     )
 
 
@@ -155,16 +152,10 @@ def added_log(one: Mapping[str, Any]) -> float:
 
 
 def run_once(bench: Bench, job: Job, seed: int) -> Mapping[str, Any]:
-    """Train once with the switch in place; return the blocks.
-
-    Raises:
-        TrialFailedError: if the script failed, or the switch switched nothing.
-    """
+    """Train once with the switch in place; return the blocks."""
     keep = bench.work / f"{job.name}-{seed}".replace(" ", "_")
     keep.mkdir(parents=True, exist_ok=True)
-    workload = Workload(
-        target=str(job.target), arguments=job.arguments, folder=bench.work, python=sys.executable
-    )
+    workload = bench.workload(job.target, *job.arguments)
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     spec = TrialSpec(
         measure_s=LIMIT_S,

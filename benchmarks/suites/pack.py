@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bench import Bench, Record, TrialFailedError
+from benchmarks.bench import Bench, Record, TrialFailedError, make_photographs
+from benchmarks.programs import ran
 from flatout.data.format import read_header
 from flatout.data.packed_store import PackedStore, evict, resident_share
 from flatout.data.sampler import BlockSampler, OrderOptions, permutation
 from flatout.data.staging import DRAFT
 from flatout.records.units import format_rate, format_ratio
-from flatout.workflow.demo import scenarios
 
 THEME = "pack"
 PHOTOGRAPHS = 2000
@@ -79,7 +79,7 @@ class Reads:
 
 def run(bench: Bench) -> Record:
     """Make the photographs, pack them, kill packs, read cold."""
-    photographs = make_photographs(bench.work / "photographs")
+    photographs = make_photographs(bench.work / "photographs", PHOTOGRAPHS)
     bench.say("  packing, one worker")
     packs = [pack_once(photographs, bench.work / f"packed-{n}") for n in range(ROUNDS)]
     rates = [row["samples"] / row["wall_s"] for row in packs]
@@ -97,7 +97,6 @@ def run(bench: Bench) -> Record:
         f"pack(s), {kills['inside']} while a file shard was written, {format_ratio(ratio)}",
         table=rows(packs, kills, cold),
         raw={"packs": packs, "kills": kills, "cold": cold},
-        repeat=f"python -m benchmarks.run {THEME}",
         notes=[
             "Cold reads: flushed and dropped from this system's page cache, nothing of a storage's "
             "or a host's own cache; no network storage was measured.",
@@ -107,18 +106,9 @@ def run(bench: Bench) -> Record:
     )
 
 
-def make_photographs(folder: Path, count: int = PHOTOGRAPHS) -> Path:
-    """Make the photographs of the scenarios."""
-    command = [sys.executable, str(scenarios() / "photographs.py"), str(folder)]
-    subprocess.run([*command, "--count", str(count)], check=True, capture_output=True)
-    return folder
-
-
 def pack_once(source: Path, folder: Path, *, workers: int = 1) -> dict[str, Any]:
     """Pack in a fresh process; return its times."""
-    done = subprocess.run(
-        command_of(source, folder, workers, 64 * 2**20), check=False, capture_output=True, text=True
-    )
+    done = ran(command_of(source, folder, workers, 64 * 2**20))
     if done.returncode != 0:
         raise TrialFailedError(f"pack: {done.stderr.strip()[-300:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

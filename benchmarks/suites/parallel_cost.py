@@ -87,11 +87,7 @@ class Row:
 
 
 def folder() -> Path:
-    """Return where the table is.
-
-    Raises:
-        UserError: if it is not there.
-    """
+    """Return where the table is."""
     found = Path(os.environ.get(VARIABLE) or DEFAULT)
     if not (found / "ground_truth_single.csv").is_file():
         raise UserError(f"vTrain's table is not in {found}; {VARIABLE} names its folder")
@@ -233,9 +229,6 @@ def fit(steps: Sequence[StepWork], seconds: Sequence[float]) -> DeviceCosts:
 
     None is negative. They are looked for from several starts, by damped Newton steps on the
     logarithms' scale of each; a calibration needs steps that differ in microbatch and depth.
-
-    Raises:
-        ValueError: with fewer steps than constants.
     """
     if len(steps) < len(CONSTANTS):
         raise ValueError(

@@ -8,7 +8,6 @@ the time of a plan: GPT-2 124M, and a 7B model with LoRA for a GPU that is not t
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench, Record, TrialFailedError
+from benchmarks.programs import ran
 from flatout.records.units import GIB, format_bytes
 from flatout.workflow.plan import PlanOptions, plan
 
@@ -55,11 +55,7 @@ def run(bench: Bench) -> Record:
 
 
 def case(name: str) -> dict[str, Any]:
-    """Return predictions and truth of one case.
-
-    Raises:
-        TrialFailedError: if it cannot be run.
-    """
+    """Return predictions and truth of one case."""
     return answer([sys.executable, str(SCRIPTS / "planner_case.py"), name])
 
 
@@ -79,9 +75,7 @@ def small(bench: Bench) -> dict[str, Any]:
 
 def answer(command: Sequence[str]) -> dict[str, Any]:
     """Return the JSON that a process prints last."""
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=CASE_S, check=False
-    )
+    done = ran(command, cwd=ROOT, timeout=CASE_S)
     if done.returncode != 0:
         raise TrialFailedError(f"{' '.join(command[1:])}: {done.stderr.strip()[-500:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -127,7 +121,6 @@ def record_of(
         f"allocations off at three times the batch; 7B in {took}; GPT-2 in {traced_s:.2f} s",
         table=[("case", "real peak", *known), *(cells(row, list(known)) for row in rows)],
         raw={"rows": list(rows), "large": dict(model_7b), "small": dict(gpt2)},
-        repeat=f"python -m benchmarks.run {THEME}",
         notes=[
             "DeepSpeed's columns are its published formulas for model states on one GPU",
             "accelerate's is its estimate of training in fp32 with Adam, for any batch",

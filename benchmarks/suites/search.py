@@ -8,7 +8,6 @@ parts that were measured on this device, so that a later run adds those that are
 
 import datetime
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +17,17 @@ from typing import Any
 
 import tomllib
 
-from benchmarks.bench import Bench, Record, TrialFailedError, cells, comparison, interleave
-from benchmarks.suites.ladder import arms_of, open_lab
+from benchmarks.bench import (
+    Bench,
+    Record,
+    TrialFailedError,
+    cells,
+    comparison,
+    interleave,
+    make_photographs,
+    open_lab,
+)
+from benchmarks.suites.ladder import CACHE, arms_of
 from flatout.records.ablation import Ablation, Comparison, Row, ablation_from_json
 from flatout.records.errors import UserError
 from flatout.records.recipe import Choice, Recipe
@@ -90,7 +98,7 @@ def measured(name: str, bench: Bench) -> dict[str, Any]:
     )
     bench.say(f"{name}: tune")
     ablation = tune(workload, options, bench.tell)
-    lab = open_lab(bench, workload, work / "hand")
+    lab = open_lab(bench, workload, f"{name}/hand", cache=bench.work / CACHE)
     lab.history.accepts_load = is_smoke
     bench.say(f"{name}: {ablation.recipe.label}; by hand")
     by_hand = contenders(name, lab)
@@ -134,9 +142,7 @@ def workload_of(name: str, work: Path, *, is_smoke: bool) -> Workload:
         small = ("--layers", "1", "--width", "32", "--heads", "2", "--context", "32")
         arguments = (*small, "--limit", "100000") if is_smoke else ()
     if name == "cnn_files":
-        folder, count = work / "photographs", "24" if is_smoke else "400"
-        maker = [sys.executable, str(scenarios() / "photographs.py"), str(folder)]
-        subprocess.run([*maker, "--count", count], check=True, capture_output=True)
+        folder = make_photographs(work / "photographs", 24 if is_smoke else 400)
         arguments = ("--data", str(folder), *(("--side", "32") if is_smoke else ()))
     return Workload(target=str(target), arguments=arguments, folder=work, python=sys.executable)
 
@@ -228,7 +234,6 @@ def record_of(parts: Sequence[Mapping[str, Any]]) -> Record:
         finding=finding + f"{false_gains} false gains in {len(parts)} A/A",
         table=rows(parts, ablations),
         raw={"parts": list(parts)},
-        repeat=f"python -m benchmarks.run {THEME}",
         ablations=ablations,
     )
 

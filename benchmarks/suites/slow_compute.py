@@ -1,10 +1,7 @@
 """Slow compute: the tuner against the baseline and against what an expert wrote by hand."""
 
-import sys
-
 from benchmarks.bench import Arm, Bench, Record, cells, comparison, interleave, open_lab, trials_in
 from flatout.records.ablation import Ablation, Comparison
-from flatout.records.trial import Workload
 from flatout.records.units import format_ms
 from flatout.workflow.demo import scenarios
 from flatout.workflow.tune import TuneOptions, tune
@@ -19,19 +16,22 @@ LEAST_OF_HAND_TUNED = 0.95
 
 def run(bench: Bench) -> Record:
     """Tune, then run baseline, tuned and hand-tuned round by round."""
+    script, hand_tuned = (
+        bench.workload(scenarios() / THEME / name) for name in ("train.py", "hand_tuned.py")
+    )
     ablation = tune(
-        workload("train.py", bench),
+        script,
         TuneOptions(out=bench.work / "tune", budget_s=bench.budget_s),
         bench.tell,
     )
     baseline, tuned, by_hand = arms = [
-        Arm(name="baseline", lab=open_lab(bench, workload("train.py", bench), "baseline")),
+        Arm(name="baseline", lab=open_lab(bench, script, "baseline")),
         Arm(
             name="tuned by flatout",
-            lab=open_lab(bench, workload("train.py", bench), "tuned"),
+            lab=open_lab(bench, script, "tuned"),
             recipe=ablation.recipe,
         ),
-        Arm(name="tuned by hand", lab=open_lab(bench, workload("hand_tuned.py", bench), "hand")),
+        Arm(name="tuned by hand", lab=open_lab(bench, hand_tuned, "hand")),
     ]
     interleave(arms, ROUNDS)
     final, reference = comparison(baseline, tuned), comparison(baseline, by_hand)
@@ -55,16 +55,8 @@ def run(bench: Bench) -> Record:
             "rounds_s": {arm.name: arm.times_s for arm in arms},
             "trials": trials_in(bench.work),
         },
-        repeat=f"python -m benchmarks.run {THEME}",
         recipe=ablation.recipe,
         ablations=[ablation],
-    )
-
-
-def workload(script: str, bench: Bench) -> Workload:
-    """Return one script of the scenario as a workload in the scratch folder."""
-    return Workload(
-        target=str(scenarios() / THEME / script), folder=bench.work, python=sys.executable
     )
 
 

@@ -18,9 +18,9 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 import flatout.data
-from benchmarks.bench import Bench, Record, TrialFailedError, cells
+from benchmarks.bench import Bench, Record, TrialFailedError, cells, make_photographs
 from benchmarks.slow_storage import Speed, counts_of, find_missing, mounted
-from benchmarks.suites.pack import MAX_RESIDENT, make_photographs, pack_once, repeated, spread
+from benchmarks.suites.pack import MAX_RESIDENT, pack_once, repeated, spread
 from flatout.data.format import read_header
 from flatout.data.packed_store import evict, resident_share
 from flatout.data.reader import PackedDataset
@@ -106,11 +106,7 @@ def read_in_turns(
 
 
 def timed(read: Callable[[], int], paths: Sequence[Path], mount: Path) -> dict[str, Any]:
-    """Return the time of one way in one round, and what it asked the storage for.
-
-    Raises:
-        TrialFailedError: if what is to be read stayed in memory.
-    """
+    """Return the time of one way in one round, and what it asked the storage for."""
     read_ahead.ASKS.clear()
     gc.collect()  # a data set that lives still has its pages mapped, and these stay
     for path in paths:
@@ -281,7 +277,6 @@ def record_of(measured: Sequence[Mapping[str, Any]]) -> Record:
             "storages": {name: asdict(speed) for name, speed in STORAGES.items()},
             "measured": list(measured),
         },
-        repeat=f"python -m benchmarks.run {THEME}",
         notes=[
             *(
                 f"{name}: {speed.seek_ms:g} ms for each request that does not go on where the "

@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -10,6 +9,7 @@ from statistics import median
 import torch
 
 from benchmarks.bench import Bench, Record, TrialFailedError
+from benchmarks.programs import ran
 from flatout.records.statistics import compare, gather
 from flatout.records.units import format_interval, format_ratio
 
@@ -73,7 +73,6 @@ def run(bench: Bench) -> Record:
             *rows,
         ],
         raw={"step_s": step_s, "apart": apart, "steps": steps},
-        repeat=f"python -m benchmarks.run {THEME}",
         notes=(
             "Lines edited: those of the script that are not in the plain one. Weights apart: the "
             "largest difference from one process, over the largest weight.",
@@ -86,7 +85,7 @@ def run(bench: Bench) -> Record:
 def trained(name: str, steps: int, work: Path) -> float:
     """Train one way in a process of its own; return the seconds of a step."""
     words = [*map(str, COMMANDS[name]), "--steps", str(steps), "--save", str(work / f"{name}.pt")]
-    done = subprocess.run(words, cwd=work, capture_output=True, text=True, timeout=LIMIT_S)
+    done = ran(words, cwd=work, timeout=LIMIT_S)
     found = SPOKEN.search(done.stdout)
     if done.returncode or found is None:
         raise TrialFailedError(f"{name}: {done.stderr[-2_000:]}")

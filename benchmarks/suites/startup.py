@@ -39,7 +39,6 @@ def run(bench: Bench) -> Record:
             ("flatout --help", *_cells(helped)),
         ],
         raw={"bare_s": bare, "help_s": helped, "imports_torch": bool(has_torch)},
-        repeat=f"python -m benchmarks.run {THEME}",
     )
 
 

@@ -35,7 +35,6 @@ def run(bench: Bench) -> Record:
         finding=" ".join(confirmed(ablation)[:2]),
         table=rows(ablation),
         raw={"ablation": ablation.to_json(), "trials": trials_in(bench.work)},
-        repeat=f"python -m benchmarks.run {THEME}",
         recipe=ablation.recipe,
         ablations=[ablation],
         notes=ablation.notes,

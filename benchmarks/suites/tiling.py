@@ -6,12 +6,11 @@ attention in every way.
 
 import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.bench import Bench, Record, TrialFailedError, cells
+from benchmarks.programs import python
 from flatout.records.ablation import Comparison
 from flatout.records.statistics import compare, gather
 from flatout.records.units import format_ms, format_ratio
@@ -44,7 +43,6 @@ def run(bench: Bench, rounds: int = ROUNDS, size: int = SIZE) -> Record:
         table=[("way", "time", "GFLOP/s", "against naive", "95 % interval", "n")]
         + [row(seen, pairs, name) for name in names],
         raw={"size": size, "rounds": seen},
-        repeat=f"python -m benchmarks.run {THEME}",
     )
 
 
@@ -54,13 +52,7 @@ def one_round(size: int) -> Mapping[str, Any]:
     Raises:
         TrialFailedError: if the lesson could not run; a missing compiler is the usual reason.
     """
-    done = subprocess.run(
-        [sys.executable, str(LESSON), "--json", "--size", str(size)],
-        capture_output=True,
-        text=True,
-        timeout=ROUND_S,
-        check=False,
-    )
+    done = python([str(LESSON), "--json", "--size", str(size)], timeout=ROUND_S)
     if done.returncode != 0:
         raise TrialFailedError((done.stderr.strip().splitlines() or ["it failed"])[-1])
     found: Mapping[str, Any] = json.loads(done.stdout)["lessons"]

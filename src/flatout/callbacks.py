@@ -38,8 +38,7 @@ class RecorderOfWhole(Recorder):
     def finish(self, why: str) -> None:
         """Keep the result and listen no more."""
         self.write(why)
-        self.session.off("segments", self.saw_segments)
-        self.session.is_recording = False
+        self.session.leave()
 
     def _save(self, name: str, result: TrialResult) -> None:
         if name == "result":
@@ -70,7 +69,7 @@ class MeasuredTraining:
         if self.recorder is None:
             return {}
         try:
-            self.recorder.write("done")
+            self.recorder.finish("done")
             lines = self._read(self.recorder.kept)
         except Exception as error:  # noqa: BLE001  a training that has ended well stays so
             lines = [f"no verdict: {type(error).__name__}: {error}"]

@@ -3,9 +3,10 @@
 import itertools
 import threading
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, dataloader
+from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset, dataloader
 
 from flatout.agent import patching
 from flatout.agent.hooks import loader as loader_hook
@@ -200,6 +201,30 @@ def test_each_loader_has_its_own_batches_though_epochs_are_within_each_other(
     assert (session.segment.batches, session.segment.samples) == (18, 36)
 
 
+class Mixed(IterableDataset):
+    """Puts its batches together from those of other loaders."""
+
+    def __init__(self, *loaders):
+        self.loaders = loaders
+
+    def __iter__(self):
+        return (torch.cat(batches) for batches in zip(*self.loaders, strict=True))
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+def test_batches_that_a_data_set_draws_itself_are_parts_of_its_own(session, listened, is_skipped):
+    parts = [listened(Numbers(), batch_size=2), listened(Numbers(), batch_size=2)]
+    whole = listened(Mixed(*parts), batch_size=None)
+    session.sampler.skips_left = 99 * is_skipped
+
+    drawn = list(whole)
+    iter(whole)
+
+    assert [len(batch) for batch in drawn] == [4] * 6
+    assert (session.segment.batches, session.segment.samples) == (6, 24)
+    assert [seen.batches for seen in session.loaders.values()] == [0, 0, 6]
+
+
 @pytest.mark.parametrize("is_skipped", [False, True])
 def test_it_is_noted_how_many_batches_an_epoch_had_that_the_script_left(
     session, listened, is_skipped
@@ -212,6 +237,16 @@ def test_it_is_noted_how_many_batches_an_epoch_had_that_the_script_left(
 
     (seen,) = session.loaders.values()
     assert seen.begun_at == [0, 4, 8]
+
+
+def test_an_epoch_without_a_batch_ends_as_such_though_it_cannot_be_noted(
+    session, listened, tmp_path
+):
+    session.spec = TrialSpec(folder=str(tmp_path))
+    loader = listened(Subset(Numbers(), []), num_workers=1, prefetch_factor=np.int64(2))
+
+    assert list(loader) == []
+    assert "int64" in session.errors[0]
 
 
 def test_batches_that_another_thread_draws_are_told(session, listened):

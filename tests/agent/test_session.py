@@ -124,6 +124,48 @@ def test_running_session_keeps_no_segments():
     assert session.counts == {0: 3}
 
 
+class Built:
+    """Stands for an optimizer."""
+
+
+def test_the_steps_of_an_optimizer_that_is_built_again_go_on():
+    session = Session(TrialSpec(mode="run"))
+    outer = Built()
+    session.add_optimizer(outer)
+
+    for task in range(1, 6):
+        inner = Built()
+        session.add_optimizer(inner)
+        for who in (task, task, 0):
+            session.end_segment(who)
+
+    assert outer
+    assert inner
+    assert session.made_steps == 5
+    assert len(session.counts) == 6
+    assert len(session.places) == 2
+
+
+def test_optimizers_that_are_gone_take_no_time_of_later_steps():
+    session = Session(TrialSpec(mode="run"))
+    for _ in range(100):
+        session.add_optimizer(Built())
+
+    assert session.optimizer_count == 100
+    assert len(session._optimizers.data) == 0
+    assert not session.has_optimizer()
+    assert (session.lives(99), session.lives(100)) == (False, True)
+
+
+def test_a_session_that_is_over_does_not_begin_again_in_a_forked_child():
+    session = Session(TrialSpec())
+    session.leave()
+
+    session._forked()
+
+    assert not session.is_mine()
+
+
 def test_a_forked_worker_did_not_train_in_the_thread_that_its_parent_trains_in():
     session = Session(TrialSpec())
     session.trains_elsewhere = True
@@ -166,6 +208,7 @@ EVALUATION = ("held out", "tests") * 3
         ((*EVALUATION, "no held out", *["trains"] * 9) * 5, []),
         ((*("train", "tests") * 3, "no train", *UPDATE * 3) * 5, ["train"]),
         (("held out", *UPDATE * 20), ["train"]),
+        (("held out", *UPDATE * 4), ["train"]),
         (("held out", *["trains"] * 20), []),
         ((*UPDATE * 20, *("more", "trains") * 20), ["train", "more"]),
         (("train", *["trains"] * 12) * 20, ["train"]),
@@ -182,6 +225,7 @@ EVALUATION = ("held out", "tests") * 3
         "evaluated where the loop makes its batches",
         "evaluated on what it is trained on",
         "shown once",
+        "shown once before few steps",
         "shown once where the loop makes its batches",
         "one stage after the other",
         "several steps a batch",

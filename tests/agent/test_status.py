@@ -44,8 +44,9 @@ def step(session, moments, seconds=0.1, samples=8):
     by_phase[NAMES.index("data_wait")] = seconds / 4
     by_phase[NAMES.index("forward")] = seconds * 3 / 4
     session.clock.since = moments.moment
-    session.counts[0] = session.counts.get(0, 0) + 1
-    return Segment(seconds=by_phase, samples=samples)
+    segment = Segment(seconds=by_phase, samples=samples)
+    session._record(segment)
+    return segment
 
 
 def records(folder):

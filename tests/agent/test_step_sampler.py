@@ -1,7 +1,6 @@
 """Which steps are sampled, and what is kept of the others: the same as if each were recorded."""
 
 import itertools
-import weakref
 
 import pytest
 
@@ -273,7 +272,7 @@ def test_a_training_whose_optimizer_comes_after_another_that_is_gone_is_skipped_
     session = Session(TrialSpec(skips_below_s=SHORT_STEP_S))
     first, second = Built(), Built()
     for each in (first, second):
-        session.add_optimizer(weakref.ref(each))
+        session.add_optimizer(each)
 
     together = [sampled_of(session, 1, who=n % 2)[0] for n in range(50)]
     del first, each

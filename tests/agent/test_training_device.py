@@ -21,8 +21,11 @@ def root(*names):
     return SimpleNamespace(parameters=lambda: iter(on(*names)))
 
 
-def optimizer(*names):
-    return SimpleNamespace(param_groups=[{"params": []}, {"params": on(*names)}])
+class Stepper:
+    """Stands for an optimizer."""
+
+    def __init__(self, *names):
+        self.param_groups = [{"params": []}, {"params": on(*names)}]
 
 
 def session_with(*roots, optimizers=()):
@@ -30,7 +33,8 @@ def session_with(*roots, optimizers=()):
     for each in roots:
         session.add_root(each)
     for each in optimizers:
-        session.add_optimizer(lambda each=each: each)
+        session.add_optimizer(each)
+    session.holds = optimizers  # it does so by weak reference
     return session
 
 
@@ -47,14 +51,14 @@ def driver(monkeypatch):
 
 
 def test_the_device_of_the_first_root_counts_and_not_the_current_one(driver):
-    session = session_with(root("cuda:1", "cuda:2"), optimizers=[optimizer("cuda:3")])
+    session = session_with(root("cuda:1", "cuda:2"), optimizers=[Stepper("cuda:3")])
 
     assert find_device(session) == torch.device("cuda:1")
     assert find_cuda_device(session) == torch.device("cuda:1")
 
 
 def test_before_a_model_is_called_its_optimizer_tells(driver):
-    session = session_with(optimizers=[optimizer("meta", "cuda:1")])
+    session = session_with(optimizers=[Stepper("meta", "cuda:1")])
     follow(session)
 
     assert find_cuda_device(session) == torch.device("cuda:1")

@@ -2,41 +2,28 @@
 
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
 from flatout.analysis.loader_faults import FAULTS, fewer_workers, find_fault, half_of_own_workers
-from flatout.hardware.machine import read_machine
 from flatout.records.messages import messages
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.trial import Outcome, Workload
+from flatout.records.trial import Outcome
 from flatout.reporting.terminal import render_failure
-from flatout.tuning.trials import TrialOptions, run_trial
 from tests.left_behind import left_behind, left_since
 from tests.paths import ROOT
+from tests.support.programs import ran
+from tests.support.trial_runs import run_alone
 
 SCRIPT = ROOT / "tests/scripts/whole/loader_faults.py"
 PAGE = ROOT / "docs/loader-faults.md"
 
 
 def trial_of(how, recipe=Recipe(), **options):
-    folder = Path(tempfile.mkdtemp(prefix="flatout-test-"))
-    shutil.copy(SCRIPT, folder)
-    workload = Workload(target=SCRIPT.name, arguments=(how,), folder=folder, python=sys.executable)
-    try:
-        return run_trial(
-            workload,
-            recipe,
-            read_machine(torch=False),
-            TrialOptions(**{"limit_s": 60.0, "measure_s": 20.0} | options),
-        )
-    finally:
-        shutil.rmtree(folder)
+    return run_alone(SCRIPT, (how,), recipe, **{"limit_s": 60.0, "measure_s": 20.0} | options)
 
 
 @pytest.mark.slow
@@ -100,7 +87,7 @@ IN_SMALL_SHM = [
 
 @pytest.fixture(scope="module")
 def small_shm():
-    done = subprocess.run([*IN_SMALL_SHM, "true"], capture_output=True, text=True, check=False)
+    done = ran([*IN_SMALL_SHM, "true"])
     if done.returncode:
         pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
 
@@ -116,12 +103,9 @@ def test_shared_memory_that_is_full_is_named_however_it_ends(tmp_path, how, word
     shutil.copy(SCRIPT, tmp_path)
     before = left_behind()
 
-    done = subprocess.run(
+    done = ran(
         [*IN_SMALL_SHM, sys.executable, "-m", "flatout", "measure", "--quick", SCRIPT.name, how],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
     said = " ".join(done.stderr.split())

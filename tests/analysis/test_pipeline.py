@@ -5,7 +5,7 @@ import pytest
 from flatout.analysis.journey import pipeline_of, stage_of
 from flatout.records import catalogue
 from flatout.records.journey import STAGES
-from flatout.records.profile import Ceilings, profile_from_json
+from flatout.records.profile import Ceilings
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import machine, profile
 
@@ -100,12 +100,6 @@ def test_only_techniques_that_there_are_are_named():
 def test_nothing_was_looked_at():
     assert pipeline_of(None, profile(), machine(), ()) is None
     assert found(samples=0) is None
-
-
-def test_a_profile_brings_it_back_from_json():
-    whole = replace(profile(), pipeline=found())
-
-    assert profile_from_json(whole.to_json()).pipeline == whole.pipeline
 
 
 def test_every_stage_has_its_techniques_and_no_technique_names_another_stage():

@@ -1,22 +1,15 @@
 import pytest
 
 from flatout.analysis.ranks import RankView, compare_ranks, leading
-from flatout.records.profile import PHASES, Profile, Spread
+from flatout.records.profile import PHASES
 from flatout.records.trial_result import RankPlace, Segment, TrialResult
+from tests.techniques.facts import profile
 
 
 def profile_of(samples, phases):
     whole = dict.fromkeys(PHASES, 0.0) | phases
     step = sum(whole.values())
-    return Profile(
-        step_ms=Spread(median=step, p10=step, p90=step, n=20),
-        phases_ms=whole,
-        samples_per_s=1e3 * samples / step,
-        samples_per_step=samples,
-        device_kind="cpu",
-        device_name="A",
-        device_busy_share=1.0,
-    )
+    return profile(phases_ms=whole, samples_per_s=1e3 * samples / step, samples_per_step=samples)
 
 
 def view(rank, waits, samples=8, **phases):

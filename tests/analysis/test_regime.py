@@ -13,7 +13,6 @@ from flatout.analysis.regime import (
     regime_of,
     with_regime,
 )
-from flatout.records.profile import profile_from_json
 from flatout.records.readings import (
     IdleSplit,
     Limits,
@@ -149,12 +148,6 @@ def test_the_products_of_all_kernels_count_where_only_the_largest_are_listed():
 )
 def test_products_are_told_by_their_names(name, expected):
     assert is_product(name) is expected
-
-
-def test_json_brings_the_regime_back():
-    facts = with_regime(profile(phases_ms={"data_wait": 50.0}))
-
-    assert profile_from_json(facts.to_json()) == facts
 
 
 def test_six_percent_of_the_step_give_at_most_1_06():

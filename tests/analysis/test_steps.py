@@ -134,14 +134,25 @@ def test_inner_optimizers_do_not_hold_back_the_count():
 
 
 @pytest.mark.parametrize(
-    ("calls", "backwards", "called", "samples"),
-    [(1, 1, 8, 8), (2, 1, 16, 8), (4, 4, 32, 32), (2, 0, 16, 16), (0, 1, 0, 0)],
+    ("calls", "backwards", "sizes", "samples"),
+    [
+        (1, 1, [8], 8),
+        (2, 1, [8, 8], 8),
+        (4, 4, [8] * 4, 32),
+        (2, 0, [8, 8], 16),
+        (0, 1, [], 0),
+        (11, 1, [*[1] * 10, 128], 128),  # a policy that acts with gradients on, then learns
+    ],
 )
 def test_without_a_batch_the_samples_are_those_that_the_model_was_called_with(
-    calls, backwards, called, samples
+    calls, backwards, sizes, samples
 ):
     part = Segment(
-        seconds=[0.1] * 7, calls=[calls] if calls else [], backwards=backwards, called=called
+        seconds=[0.1] * 7,
+        calls=[calls] if calls else [],
+        backwards=backwards,
+        called=sum(sizes),
+        called_most=max(sizes, default=0),
     )
 
     assert step_of([part]).samples == samples

@@ -1,6 +1,5 @@
 """The suite's judgement of foreseen gains, on made-up results; and its script, really run."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -8,9 +7,10 @@ import pytest
 from benchmarks.suites.ceilings import SCENARIOS, SCRIPT, Foreseen, holds, row
 from flatout.hardware.machine import read_machine
 from flatout.records.recipe import Recipe
-from flatout.records.trial import Outcome, Workload
+from flatout.records.trial import Outcome
 from flatout.tuning.trials import TrialOptions, run_trial
 from tests.benchmarks.made_up import a_pair
+from tests.support.programs import workload_of
 
 
 def foreseen(*gains, really=2.0, scenario="sleep"):
@@ -42,9 +42,7 @@ def test_the_row_shows_both_gains():
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(name,) for name in SCENARIOS] + [("decode", "--free")])
 def test_its_script_trains(arguments, tmp_path):
-    workload = Workload(
-        target=str(SCRIPT), arguments=arguments, folder=Path(tmp_path), python=sys.executable
-    )
+    workload = workload_of(Path(tmp_path), str(SCRIPT), *arguments)
 
     trial = run_trial(
         workload, Recipe(), read_machine(torch=False), TrialOptions(steps=4, limit_s=200.0)

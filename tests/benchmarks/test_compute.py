@@ -2,8 +2,6 @@
 reasons on the one device they are for."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,6 +12,7 @@ from benchmarks.gpu_record import REACHED, STAGES, WORDS, holds, known, record_o
 from benchmarks.stages import Stage
 from tests.benchmarks.made_up import BF16, a_machine, an_ablation
 from tests.paths import ROOT
+from tests.support.programs import python
 
 RUNGS = {rung.name: rung for rung in ladder.RUNGS}
 
@@ -28,13 +27,7 @@ def bench(tmp_path):
 def test_each_naive_script_trains(name, tmp_path):
     script = ladder.SCRIPTS / f"{RUNGS[name].script}.py"
 
-    done = subprocess.run(
-        [sys.executable, str(script), *ladder.SMOKE[name], "--steps", "3"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python([str(script), *ladder.SMOKE[name], "--steps", "3"], cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr[-2_000:]
 

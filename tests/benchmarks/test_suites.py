@@ -1,6 +1,7 @@
 """The suites' own judgement: which claims hold, on made-up results."""
 
 import itertools
+import json
 import math
 import random
 import statistics
@@ -21,9 +22,12 @@ from benchmarks.suites import (
     starved_images,
     whole_training,
 )
+from flatout.records.ablation import StagedRow, TrainingLength
+from flatout.records.errors import UserError
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Decision
 from flatout.records.trial import Outcome, Trial, Workload
+from flatout.workflow.demo import make_job
 from tests.benchmarks.made_up import BF16, a_machine, a_pair, a_profile, an_ablation
 
 
@@ -231,29 +235,121 @@ def test_the_same_techniques_in_another_order_are_one_arm(tmp_path):
     assert arms["a"] is arms["b"]
 
 
-@pytest.mark.parametrize(("took", "is_held"), [(105.0, True), (80.0, False)])
-def test_foretold_minutes_hold_for_both_trainings_or_not_at_all(took, is_held):
-    plain = {"name": "unchanged", "foretold_s": 200.0, "took_s": 190.0, "accuracy": 0.5}
-    tuned = {"name": "with the recipe", "foretold_s": 100.0, "took_s": took, "accuracy": None}
-
-    assert whole_training.holds([plain, tuned]) is is_held
-    assert not whole_training.holds([plain])
-    assert whole_training.rows([plain])[1] == (
-        "unchanged",
-        "3 min 20 s",
-        "3 min 10 s",
-        "+5.3%",
-        "0.500",
-    )
+def a_staged_ablation():
+    """Return a tuning that foretells 200 s for the training as it is and 100 s with the recipe."""
+    stages = (StagedRow(samples_per_s=5.0), StagedRow(technique="bf16", samples_per_s=10.0))
+    ablation = an_ablation(BF16)
+    baseline = replace(ablation.baseline, samples_per_step=10)
+    length = TrainingLength(steps=100.0, source="--epochs 100")
+    return replace(ablation, baseline=baseline, stages=stages, training=length)
 
 
-def test_a_training_gives_its_time_and_its_last_accuracy(tmp_path):
+def trainings(took=(190.0, 105.0), better=0.0, seeds=range(5)):
+    """Return trainings of which those with the recipe learn a little otherwise, or better."""
+    return [
+        {
+            "arm": arm,
+            "seed": seed,
+            "took_s": took[number] + seed - 2,
+            "accuracy": 0.5 + number * (better + 0.01 * (-1) ** seed),
+            "validation_loss": 1.0 + number * 0.02 * (-1) ** seed,
+        }
+        for seed in seeds
+        for number, arm in enumerate(whole_training.ARMS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "is_held"),
+    [
+        (trainings(), True),
+        (trainings(took=(190.0, 80.0)), False),
+        (trainings(took=(230.0, 105.0)), False),
+        (trainings(better=-0.1), False),
+        (trainings(better=0.1), True),
+        (trainings(seeds=range(4)), False),
+        (trainings()[:1], False),
+        ([], False),
+    ],
+)
+def test_foretold_minutes_hold_for_both_trainings_and_five_seeds_learn_no_worse(found, is_held):
+    record = whole_training.record_of(a_staged_ablation(), found, [])
+
+    assert record.holds is is_held
+
+
+def test_trainings_are_shown_by_seed_with_the_middle_of_each_side_and_what_differs():
+    table = whole_training.rows(a_staged_ablation(), trainings())
+
+    assert table[1] == ("seed 0, unchanged", "3 min 8 s", "0.500", "1.000")
+    assert [row[0] for row in table[-3:]] == [
+        "unchanged, middle of 5",
+        "with the recipe, middle of 5",
+        "with the recipe less unchanged, 95 % interval",
+    ]
+    assert table[-3][1:3] == ("3 min 10 s; foretold 3 min 20 s, +5.3%", "0.500")
+    assert table[-1][2] == "+0.002 (-0.012 to +0.016)"
+    assert {len(row) for row in table} == {4}
+    assert len(whole_training.rows(a_staged_ablation(), [])) == 1
+
+
+def test_a_whole_training_goes_on_where_it_was_and_its_parts_end_with_the_record(tmp_path):
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    (parts / "ablation.json").write_text(json.dumps(a_staged_ablation().to_json()))
+    for row in trainings():
+        whole_training.part_of(parts, row["seed"], row["arm"]).write_text(json.dumps(row))
+    last = whole_training.part_of(parts, 4, whole_training.TUNED)
+    held_back = last.read_text()
+    last.unlink()
+    bench = replace(a_bench(tmp_path), parts=parts, only=("0", "3"))
+
+    some = whole_training.run(bench)
+    last.write_text(held_back)
+    record = whole_training.run(replace(bench, only=()))
+
+    assert not some.holds
+    assert record.holds
+    assert record.raw["trainings"] == trainings()
+    assert not parts.exists()
+
+
+def test_a_seed_that_there_is_not_is_named():
+    with pytest.raises(UserError, match="no seed 7; there are 0, 1, 2, 3, 4"):
+        whole_training.seeds_of(("1", "7"))
+
+
+def test_both_sides_train_the_same_seed(tmp_path):
+    job = Workload(target="train.py", arguments=("--epochs", "3"), folder=tmp_path, python="python")
+
+    plain, tuned = (whole_training.command_of(job, arm, 3, tmp_path) for arm in whole_training.ARMS)
+
+    assert plain == [sys.executable, "train.py", "--epochs", "3", "--seed", "3"]
+    assert tuned[1:5] == ["-m", "flatout", "run", "--with"]
+    assert tuned[6:] == plain[1:]
+
+
+def test_a_training_gives_its_time_and_its_last_metrics(tmp_path):
     job = Workload(target="x.py", folder=tmp_path, python=sys.executable)
-    script = "print('accuracy 0.1'); print('accuracy 0.75')"
+    said = "epoch {} validation loss {} accuracy {}"
+    script = f"print('{said.format(0, 2.5, 0.1)}'); print('{said.format(1, 1.25, 0.75)}')"
 
-    took_s, accuracy = whole_training.train([sys.executable, "-c", script], job, tmp_path / "log")
+    found = whole_training.train([sys.executable, "-c", script], job, tmp_path / "log")
 
-    assert took_s > 0
-    assert accuracy == 0.75
-    with pytest.raises(TrialFailedError, match="ended with 3"):
-        whole_training.train([sys.executable, "-c", "exit(3)"], job, tmp_path / "log")
+    assert found.pop("took_s") > 0
+    assert found == {"validation_loss": 1.25, "accuracy": 0.75}
+    for script, words in (("exit(3)", "ended with 3"), ("print(1)", "printed no accuracy")):
+        with pytest.raises(TrialFailedError, match=words):
+            whole_training.train([sys.executable, "-c", script], job, tmp_path / "log")
+
+
+@pytest.mark.slow
+def test_the_demo_s_script_prints_the_metrics_that_are_looked_for(tmp_path):
+    job = make_job(tmp_path, images=24)
+    job = replace(job, arguments=(*job.arguments[:2], "--epochs", "1", "--batch-size", "4"))
+
+    command = whole_training.command_of(job, whole_training.PLAIN, 1, tmp_path)
+    found = whole_training.train(command, job, tmp_path / "log")
+
+    assert 0 <= found["accuracy"] <= 1
+    assert found["validation_loss"] > 0

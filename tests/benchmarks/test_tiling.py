@@ -4,7 +4,6 @@ import ctypes
 import errno
 import mmap
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from benchmarks.suites import tiling
 from scenarios import tiling as lesson
 from scenarios.tiling import Counter
 from tests.benchmarks.made_up import a_machine, a_pair
+from tests.support.programs import python
 
 PAGE_FAULTS = (1, 2)
 """PERF_TYPE_SOFTWARE, PERF_COUNT_SW_PAGE_FAULTS: the kernel's own, in virtual machines, too."""
@@ -39,12 +39,7 @@ def test_every_way_is_measured_in_fresh_processes(tmp_path):
 
 @needs_compiler
 def test_the_lesson_prints_a_table_of_each_subject():
-    done = subprocess.run(
-        [sys.executable, str(tiling.LESSON), "--size", "64", "--repeats", "1"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python([str(tiling.LESSON), "--size", "64", "--repeats", "1"])
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("against naive") == 3
@@ -87,12 +82,7 @@ def test_without_counters_the_reason_is_said(monkeypatch, number):
 
 
 def test_a_size_that_loops_cannot_do_is_refused():
-    done = subprocess.run(
-        [sys.executable, str(tiling.LESSON), "--size", "100"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python([str(tiling.LESSON), "--size", "100"])
 
     assert done.returncode == 2
     assert "multiple of 64" in done.stderr

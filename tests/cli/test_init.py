@@ -10,14 +10,13 @@ from flatout import cli
 from flatout.cli import call
 from flatout.cli.commands import SUMMARIES, flatout
 from flatout.records.errors import UserError
+from tests.support.programs import python
 
 SOURCE = Path(cli.__file__).parent
 
 
 def run(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, **options
-    )
+    return python(arguments, **options)
 
 
 WORDS_OF = {

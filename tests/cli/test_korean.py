@@ -23,8 +23,8 @@ ENGLISH = re.compile(
 """Words of every English sentence, and of none that is Korean."""
 REFUSING = (
     *("agent", "cli", "launch", "planner", "records", "reporting", "tuning", "workflow"),
-    *("data/format.py", "data/packed_store.py", "data/sources", "data/staging.py"),
-    *("data/verify.py", "data/worker_pool.py", "data/writer.py"),
+    *("data/file_order.py", "data/format.py", "data/packed_store.py", "data/sources"),
+    *("data/staging.py", "data/verify.py", "data/worker_pool.py", "data/writer.py"),
 )
 """Where the errors are that a user of the commands may meet."""
 ENDINGS = re.compile(r"(scriptx|pythonx|\[parallel\] x|[\w.]+[.:] ?x: x|\w+: x|xx a size .*)$")

@@ -147,3 +147,33 @@ def test_what_is_missing_or_too_much_is_named(capsys, arguments, words):
 
 def words_of(text):
     return " ".join(text.split())
+
+
+def test_files_are_copied_in_shuffled_order_and_what_was_counted_is_shown(
+    photos, tmp_path, capsys
+):
+    where = ["pack", "--files", photos, str(tmp_path / "a")]
+
+    code = call([*where, "--json", f"{tmp_path}/a.json"])
+
+    out = " ".join(capsys.readouterr().out.split())
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert code == 0
+    assert "12 files" in out
+    assert "a permutation of all of them, seed 0" in out
+    assert "flatout tune --numerics training train.py" in out
+    assert result["schema"] == "flatout.pack_files/1"
+    assert (result["files"], result["seed"]) == (12, 0)
+    assert sorted(path.name for path in (tmp_path / "a").rglob("*.jpeg")) == [
+        f"{number:04d}.jpeg" for number in range(12)
+    ]
+    assert call(where) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "more", [["--encode", "raw"], ["--keep-order"], ["--verify"], ["--tokenizer", "bytes"]]
+)
+def test_what_does_not_go_with_files_is_refused(photos, tmp_path, capsys, more):
+    assert call(["pack", "--files", photos, str(tmp_path / "a"), *more]) == 2
+    assert "--seed alone goes with it" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.paths import ROOT
+from tests.support.programs import python, ran
 
 DATA = ROOT / "tests/reporting/data"
 TRAIN = """
@@ -65,16 +66,16 @@ def python_for(before):
     check = (
         "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
     )
-    for python in (sys.executable, "/usr/bin/python3"):
+    for interpreter in (sys.executable, "/usr/bin/python3"):
         variables = {"PATH": os.environ["PATH"], "PYTHONPATH": SEARCH}
-        words = [*before, python, "-c", check]
+        words = [*before, interpreter, "-c", check]
         if not subprocess.run(words, env=variables, capture_output=True, check=False).returncode:
-            return python
+            return interpreter
     pytest.skip("that user may run no Python with torch")
 
 
 def measure(place, before, variables):
-    return subprocess.run(
+    return ran(
         [*before, python_for(before), "-m", "flatout", "measure", "--quick", "train.py"],
         cwd=place / "work",
         env={
@@ -83,9 +84,6 @@ def measure(place, before, variables):
             "PYTHONPATH": SEARCH,
             **variables,
         },
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 
@@ -117,13 +115,10 @@ def test_without_a_home_and_a_name(place):
 def test_a_working_folder_that_is_a_link(place):
     (place / "link").symlink_to(place / "work")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "flatout", "measure", "--quick", "train.py"],
+    done = python(
+        ["-m", "flatout", "measure", "--quick", "train.py"],
         cwd=place / "link",
         env={**os.environ, "PWD": str(place / "link")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
     assert done.returncode == 0, done.stderr
@@ -136,12 +131,9 @@ def test_a_quota_leaves_the_old_result_as_it_was(tmp_path):
     (tmp_path / "result.json").write_text("the old one")
     names = [str(DATA / "profile_busy.json")] * 2
 
-    done = subprocess.run(
-        [sys.executable, "-m", "flatout", "compare", *names, "--json", "result.json"],
+    done = python(
+        ["-m", "flatout", "compare", *names, "--json", "result.json"],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
     )
 
@@ -155,13 +147,10 @@ def test_a_quota_leaves_the_old_result_as_it_was(tmp_path):
 def test_a_quota_of_the_out_folder_is_a_user_error(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
 
-    done = subprocess.run(
-        [sys.executable, "-m", "flatout", "tune", "--out", "out", "train.py"],
+    done = python(
+        ["-m", "flatout", "tune", "--out", "out", "train.py"],
         cwd=tmp_path,
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10)),
     )
 

@@ -1,7 +1,6 @@
 """What a repository takes from flatout's: the steps of the GitHub action, and the hooks."""
 
 import os
-import subprocess
 import sys
 import sysconfig
 import venv
@@ -11,6 +10,7 @@ import pytest
 import yaml
 
 from tests.paths import ROOT
+from tests.support.programs import ran
 
 WRONG = """\
 import torch
@@ -45,12 +45,10 @@ def test_the_steps_of_the_action_install_flatout_and_annotate_lines(tmp_path):
             for name, text in step.get("env", {}).items()
         }
         # As GitHub starts `shell: bash`.
-        done = subprocess.run(
+        done = ran(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
             cwd=tmp_path / "project",
             env=environment | filled,
-            capture_output=True,
-            text=True,
         )
         ended.append(done)
 
@@ -71,7 +69,7 @@ def test_the_entry_of_each_hook_checks_the_files_that_it_is_given(tmp_path, text
         program, *arguments = hook["entry"].split()
         assert program == "flatout"
         command = [sys.executable, "-m", program, *arguments, "train.py"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        done = ran(command, cwd=tmp_path)
 
         assert done.returncode == code, done.stdout + done.stderr
     assert {hook["id"] for hook in hooks} == {"flatout-check", "flatout-check-installed"}

@@ -13,6 +13,7 @@ from flatout.records.trial import Outcome, Workload
 from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.run import run
 from tests.paths import ROOT
+from tests.support.programs import workload_of
 from tests.support.traced import trace_memory
 
 SCRIPTS = ROOT / "tests/scripts/public"
@@ -144,9 +145,7 @@ def test_run_says_that_a_second_model_of_another_class_is_left_as_it_is(
 ):
     put(folder, "odd_models.py")
     arguments = (kind,)
-    workload = Workload(
-        target="odd_models.py", arguments=arguments, folder=folder, python=sys.executable
-    )
+    workload = workload_of(folder, "odd_models.py", *arguments)
 
     code = run(workload, Recipe(choices=(Choice(technique="bf16_autocast"),)))
 

@@ -2,16 +2,9 @@
 
 import ctypes
 import mmap
-import os
 import time
 
-
-def evict(path):
-    """Drop a file's pages from the page cache; they must be on the disk first."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
+from flatout.data.packed_store import evict as evict
 
 
 def cached_pages(path):

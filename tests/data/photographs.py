@@ -37,3 +37,23 @@ class Photographs(Dataset):
         if self.flips and random.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return tensor_of(image), index % 3
+
+
+class Crops(Photographs):
+    """A random part of a photograph of 90 x 70, cut out and resized, or resized at once."""
+
+    def __getitem__(self, index):
+        image = Image.open(self.paths[index]).convert("RGB")
+        left, top = random.randint(0, 40), random.randint(0, 30)
+        box = (left, top, random.randint(left + 5, 90), random.randint(top + 5, 70))
+        if random.random() < 0.5:
+            return tensor_of(image.crop(box).resize((32, 24))), index
+        box = (left + random.random(), top + random.random(), *box[2:])
+        return tensor_of(image.resize((32, 24), random.randint(1, 5), box)), index
+
+
+def seen(loader):
+    """Return the batches of an epoch, drawn from the same random streams each time."""
+    random.seed(0)
+    torch.manual_seed(0)
+    return [[x.tolist() for x in batch] for batch in loader]

@@ -1,8 +1,6 @@
 """A disk that fills up is named as such wherever it happens, and the next call goes on."""
 
 import errno
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 
 from flatout.records.errors import UserError
 from tests.data.packs import digest, image_folder, packed
+from tests.support.programs import python
 
 LIMITED = """
 import functools, resource, sys
@@ -24,12 +23,7 @@ main()
 
 def run_limited(count, *arguments):
     code = LIMITED.format(bytes=count)
-    return subprocess.run(
-        [sys.executable, "-c", code, "pack", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return python(["-c", code, "pack", *map(str, arguments)])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 
 import flatout.data
 from flatout.data.format import Encoding
-from flatout.data.images import substitution
 from flatout.techniques.data.scaled_decode import decode_scaled
 from tests.data.packs import packed
 from tests.data.photographs import tensor_of
@@ -46,13 +45,6 @@ def plain(folder, tmp_path_factory):
     return opened(store)
 
 
-@pytest.fixture
-def undo():
-    yield
-    for swap in [*substitution._SWAPS.values()]:
-        swap.undo()
-
-
 def opened(store):
     return flatout.data.open(store, order="source", decode="numpy")
 
@@ -83,10 +75,15 @@ def is_within(before, after):
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_packed_photographs_keep_their_labels_and_their_look(folder, plain, tmp_path, name):
-    packed(folder, tmp_path / "a", encoding=ENCODINGS[name])
+    header = packed(folder, tmp_path / "a", encoding=ENCODINGS[name])
 
     lossy = opened(tmp_path / "a")
 
+    assert not header.is_lossless
+    for (small, _), (large, _) in zip(lossy, plain, strict=True):
+        sides = np.array(large.shape[:2])
+        shrink = min(1.0, 256 / min(sides)) if ENCODINGS[name].short_side else 1.0
+        assert np.abs(small.shape[:2] - shrink * sides).max() < 1
     assert np.bincount(lossy.targets).tolist() == np.bincount(plain.targets).tolist()
     assert (lossy.targets, lossy.classes) == (plain.targets, plain.classes)
     before, after = seen(plain), seen(lossy)
@@ -133,8 +130,9 @@ def batches(built):
     return torch.cat(pictures).permute(0, 2, 3, 1).numpy(), torch.cat(labels)
 
 
+@pytest.mark.usefixtures("nothing_swapped")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_photographs_decoded_smaller_keep_their_labels_and_their_look(folder, undo, workers):
+def test_photographs_decoded_smaller_keep_their_labels_and_their_look(folder, workers):
     built = DataLoader(Small(folder), 8, shuffle=True, num_workers=workers)
     before, labels = batches(built)
 

@@ -1,13 +1,16 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import flatout.data
 from flatout.data.packed_store import PackedStore
-from flatout.data.sampler import BlockSampler, GlobalOrder, OrderOptions
+from flatout.data.sampler import BlockSampler, GlobalOrder, OrderOptions, reading_ahead
 from flatout.records.errors import UserError
 from tests.data.packs import packed
 
@@ -201,6 +204,28 @@ def test_block_order_draws_each_sample_once_where_some_were_left_out(tmp_path, o
     stored = flatout.data.open(tmp_path / "a")
     assert sorted(found) == list(range(99))
     assert [data[n]["n"] for n in found] == [stored[p]["n"] for p in options.places(99, 0)]
+
+
+@given(st.lists(st.integers(0, 300), max_size=5), st.integers(1, 4))
+def test_ranks_share_windows_slot_by_slot_and_each_is_asked_for_before_it_begins(sizes, ranks):
+    order = np.random.default_rng(0).permutation(sum(sizes))
+    windows = np.split(order, np.cumsum(sizes)[:-1]) if sizes else []
+    for rank in range(ranks):
+        asked, known, found, was_asked = [], set(), [], []
+
+        def want(places, asked=asked, known=known):
+            asked.extend(places.tolist())
+            known.update(places.tolist())
+
+        for place in reading_ahead(windows, want, want, OrderOptions(rank=rank, world_size=ranks)):
+            was_asked.append(place in known)
+            found.append(place)
+
+        assert found == order.tolist()[rank::ranks]
+        assert all(was_asked)
+        # In the order in which they are stored, window by window; each once.
+        whole = [number for window in windows for number in sorted(window.tolist())]
+        assert asked == whole
 
 
 def test_the_example_of_the_global_order_runs():

@@ -3,47 +3,24 @@
 Applied, with nothing failed, and under the guard.
 """
 
-import shutil
-import sys
-import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from flatout.agent.guard.record import read_record
 from flatout.guard.judge import judge
-from flatout.hardware.machine import read_machine
-from flatout.records.recipe import Choice, Recipe
+from flatout.records.messages import code_of, messages
+from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
-from flatout.records.trial import Outcome, Workload
-from flatout.tuning.trials import TrialOptions, run_trial
+from flatout.records.trial import TECHNIQUE_NOTE, Outcome
 from tests.paths import ROOT
+from tests.support.trial_runs import recipe_of, run_alone
 
 SCRIPT = ROOT / "tests/scripts/data/techniques.py"
 GUARD = {"seed": 0, "drops_dropout": True, "drops_autocast": False}
-STEPS = 12
+trial_of = partial(run_alone, SCRIPT, limit_s=90.0, steps=12)
 pytestmark = pytest.mark.slow
-
-
-def trial_of(arguments, recipe, **options):
-    folder = Path(tempfile.mkdtemp(prefix="flatout-test-"))
-    shutil.copy(SCRIPT, folder)
-    workload = Workload(
-        target=SCRIPT.name, arguments=tuple(arguments), folder=folder, python=sys.executable
-    )
-    try:
-        return run_trial(
-            workload,
-            recipe,
-            read_machine(torch=False),
-            TrialOptions(**{"limit_s": 90.0, "steps": STEPS} | options),
-        )
-    finally:
-        shutil.rmtree(folder)
-
-
-def recipe_of(*names):
-    return Recipe(choices=tuple(Choice(technique=name) for name in names))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +40,15 @@ def test_techniques_are_applied_and_nothing_fails(arguments, names):
         (name, "applied") for name in names
     ], trial.applied
     assert trial.details["errors"] == []
+
+
+def test_what_was_counted_of_a_block_order_is_noted():
+    trial = trial_of(("sorted", "2"), recipe_of("block_order"))
+
+    assert [(item.technique, item.status) for item in trial.applied] == [("block_order", "applied")]
+    (note,) = [note for note in trial.profile.notes if code_of(note) == TECHNIQUE_NOTE]
+    assert note.startswith("what block_order found at its end: an epoch has 64 of 64 samples once")
+    assert "샘플 64개 중 64개" in messages("ko").text(note)
 
 
 def test_a_technique_that_refuses_says_its_own_reason():

@@ -13,6 +13,7 @@ from flatout.data.format import Encoding, read_header
 from flatout.data.packed_store import PackedStore
 from flatout.records.errors import UserError
 from tests.data.packs import digest, file_bytes, image_folder, packed, skipped_in
+from tests.support.programs import python
 
 SMALL = 4_000
 """Bytes of a file shard: a few photographs each."""
@@ -270,12 +271,7 @@ def test_a_full_disk_is_named_and_the_next_call_goes_on(tmp_path):
     source = image_folder(tmp_path / "photos", 60)
     code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\n{PACK}"
 
-    done = subprocess.run(
-        [sys.executable, "-c", code, "pack", source, tmp_path / "a"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(["-c", code, "pack", source, tmp_path / "a"])
 
     assert done.returncode == 2
     assert "the disk is full" in done.stderr

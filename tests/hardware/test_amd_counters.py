@@ -1,5 +1,5 @@
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +13,6 @@ class Failure(Exception):  # noqa: N818  stands for AmdSmiException
 
 def amdsmi(**changes):
     """Return AMD's library with one GPU."""
-    fake = ModuleType("amdsmi")
     parts = {
         "AmdSmiException": Failure,
         "AmdSmiClkType": SimpleNamespace(GFX=0),
@@ -22,6 +21,8 @@ def amdsmi(**changes):
         "amdsmi_init": lambda: None,
         "amdsmi_shut_down": lambda: None,
         "amdsmi_get_processor_handles": lambda: ["handle"],
+        "amdsmi_get_gpu_driver_info": lambda handle: {"driver_version": "6.12"},
+        "amdsmi_get_gpu_asic_info": lambda handle: {"market_name": "AMD Instinct MI300X"},
         "amdsmi_get_gpu_device_uuid": lambda handle: "abc",
         "amdsmi_get_gpu_activity": lambda handle: {"gfx_activity": 97},
         "amdsmi_get_gpu_vram_usage": lambda handle: {"vram_total": 2048, "vram_used": 16},
@@ -35,9 +36,7 @@ def amdsmi(**changes):
         "amdsmi_get_violation_status": lambda handle: {"active_socket_thrm": True},
         "amdsmi_get_gpu_process_list": lambda handle: [{"pid": 7}],
     }
-    for name, value in (parts | changes).items():
-        setattr(fake, name, value)
-    return fake
+    return SimpleNamespace(**parts | changes)
 
 
 def readings(monkeypatch, **changes):

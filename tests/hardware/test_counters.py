@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import time
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pynvml
 import pytest
@@ -47,7 +47,6 @@ def fail(text):
 
 def nvml(**changes):
     """Return a driver with two GPUs of a kind that has everything."""
-    fake = ModuleType("pynvml")
     parts = {
         "NVMLError": Failure,
         "NVMLError_NotFound": NVMLError_NotFound,
@@ -93,9 +92,7 @@ def nvml(**changes):
         "nvmlDeviceGetMigDeviceHandleByIndex": fail("Not Found"),
         "nvmlGpmMetricsGet": answer,
     }
-    for name, value in (parts | changes).items():
-        setattr(fake, name, value)
-    return fake
+    return SimpleNamespace(**parts | changes)
 
 
 @pytest.fixture

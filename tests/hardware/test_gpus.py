@@ -1,15 +1,11 @@
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pynvml
 import pytest
 
 from flatout.hardware.gpus import Gpu, pci_gpus, read_driver, visible
-from flatout.records.json_records import to_plain
-
-
-class Failure(Exception):  # noqa: N818  stands for NVMLError
-    pass
+from tests.hardware.test_amd_counters import Failure, amdsmi
 
 
 def fail_with(text):
@@ -37,7 +33,6 @@ def nvml(**changes):
         if handle:
             raise Failure("Not Supported")
 
-    fake = ModuleType("pynvml")
     parts = {
         "NVMLError": Failure,
         "nvmlInit": lambda: None,
@@ -59,9 +54,7 @@ def nvml(**changes):
         "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 7,
         "nvmlDeviceGetMigDeviceHandleByIndex": fail_with("Not Found"),
     }
-    for name, value in (parts | changes).items():
-        setattr(fake, name, value)
-    return fake
+    return SimpleNamespace(**parts | changes)
 
 
 def test_the_driver_and_its_gpus_are_read(monkeypatch):
@@ -197,14 +190,6 @@ def test_of_a_split_gpu_a_process_sees_one_part_with_its_own_memory(monkeypatch,
     assert [gpu.memory_bytes for gpu in seen] == [100 if u[0] == "G" else 20 for u in uuids]
 
 
-def test_the_parts_of_a_split_gpu_are_plain_json_too(monkeypatch):
-    split_gpu(monkeypatch)
-
-    plain = to_plain(read_driver().gpus[0])
-
-    assert [part["uuid"] for part in plain["instances"]] == ["MIG-11aa", "MIG-44dd"]
-
-
 def test_without_the_bindings_the_reason_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
@@ -220,24 +205,6 @@ def test_compute_gpus_in_the_slots_are_counted_and_display_cards_are_not(tmp_pat
         (folder / "class").write_text(kind + "\n")
 
     assert pci_gpus(tmp_path) == 1
-
-
-def amdsmi(**changes):
-    """Return AMD's library with one GPU."""
-    fake = ModuleType("amdsmi")
-    parts = {
-        "AmdSmiException": Failure,
-        "amdsmi_init": lambda: None,
-        "amdsmi_shut_down": lambda: None,
-        "amdsmi_get_processor_handles": lambda: ["handle"],
-        "amdsmi_get_gpu_driver_info": lambda handle: {"driver_version": "6.12"},
-        "amdsmi_get_gpu_vram_usage": lambda handle: {"vram_total": 2048, "vram_used": 16},
-        "amdsmi_get_gpu_asic_info": lambda handle: {"market_name": "AMD Instinct MI300X"},
-        "amdsmi_get_gpu_device_uuid": lambda handle: "abc",
-    }
-    for name, value in (parts | changes).items():
-        setattr(fake, name, value)
-    return fake
 
 
 def no_nvidia():
@@ -261,9 +228,3 @@ def test_a_failing_library_of_amd_leaves_the_reason_of_nvidia(monkeypatch):
     monkeypatch.setitem(sys.modules, "amdsmi", amdsmi(amdsmi_init=no_nvidia))
 
     assert read_driver().trouble == "NVML Shared Library Not Found"
-
-
-def test_a_gpu_is_plain_json():
-    gpu = Gpu(index=0, kind="cuda", name="A", pids=(1, 2))
-
-    assert to_plain(gpu)["pids"] == [1, 2]

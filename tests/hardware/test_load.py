@@ -6,6 +6,7 @@ import time
 import pytest
 
 from flatout.hardware.load import TICKS_PER_S, LoadMeter, LoadReading, load_meter, process_tree
+from tests.support.programs import python
 
 SPIN = "import time\nwhile time.process_time() < 0.4: pass\n"
 """Uses that much of a core, however long it takes on a busy machine."""
@@ -154,6 +155,6 @@ def test_the_meter_needs_nothing_but_the_standard_library():
         "print([m for m in ('torch', 'numpy', 'psutil', 'rich') if m in sys.modules])"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(["-c", code], check=True)
 
     assert done.stdout.strip() == "[]"

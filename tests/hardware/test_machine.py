@@ -1,11 +1,11 @@
 import json
-import subprocess
 import sys
 
 import torch
 
 from flatout.hardware.machine import read_machine
 from flatout.records.json_records import to_plain
+from tests.support.programs import python
 
 
 def test_the_quick_reading_imports_no_torch():
@@ -14,7 +14,7 @@ def test_the_quick_reading_imports_no_torch():
         "read_machine(torch=False); print('torch' in sys.modules)"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(["-c", code], check=True)
 
     assert done.stdout.strip() == "False"
 

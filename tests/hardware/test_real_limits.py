@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.paths import ROOT
+from tests.support.programs import ran
 
 GROUPS = Path("/sys/fs/cgroup")
 MIB = 1024**2
@@ -68,12 +68,10 @@ def group():
 def limits_of(groups):
     """Return what a process finds that is in these groups from its first line on."""
     join = "".join(f"echo $$ > {folder}/cgroup.procs && " for folder in groups)
-    done = subprocess.run(
+    done = ran(
         ["/bin/sh", "-c", f'{join} exec "$0" -c "$1"', sys.executable, PROGRAM],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": "src"},
-        capture_output=True,
-        text=True,
         check=True,
         timeout=120,
     )

@@ -1,9 +1,7 @@
-import subprocess
-import sys
-
 import torch
 
 from flatout.hardware.accelerator import read_build, torch_build
+from tests.support.programs import python
 
 CUDA_BUILD = """
 from typing import Optional
@@ -42,6 +40,6 @@ def test_reading_the_build_imports_no_torch():
         "print('torch' in sys.modules)"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(["-c", code], check=True)
 
     assert done.stdout.strip() == "False"

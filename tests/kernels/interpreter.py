@@ -4,12 +4,11 @@ import functools
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from tests.paths import ROOT
+from tests.support.programs import python
 
 SCRIPTS = ROOT / "tests/scripts/kernels"
 PLACES = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
@@ -24,12 +23,8 @@ needs_triton = pytest.mark.skipif(
 @functools.cache
 def printed(script, **variables):
     """Return the JSON that a script prints; skip where this Triton cannot interpret."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script)],
-        env={**os.environ, "PYTHONPATH": PLACES, **dict(variables)},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = python(
+        [str(SCRIPTS / script)], env={**os.environ, "PYTHONPATH": PLACES, **dict(variables)}
     )
     # A kernel with another way alongside it logs why it could not be used, and goes on.
     if NO_INTERPRETER in done.stderr:

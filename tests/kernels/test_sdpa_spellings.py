@@ -235,6 +235,23 @@ def scaled_by_numpy(self, x):
     return self.merged(functional.softmax(scores, dim=-1) @ v)
 
 
+@spelled(MASKED)
+def a_bias_from_a_mask_after_the_factor(self, x, mask):
+    q, k, v = self.parts(x)
+    scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(WIDTH // HEADS) + (1 - mask) * -1e4
+    return self.merged(torch.matmul(self.drop(self.soft(scores)), v))
+
+
+@spelled()
+def widths_divided_in_whole_numbers_and_a_mask_turned_round(self, x):
+    b, n, c = x.shape
+    q, k, v = self.qkv(x).split(c, dim=2)
+    q, k, v = (y.view(b, n, HEADS, c // HEADS).transpose(1, 2) for y in (q, k, v))
+    scores = q @ k.transpose(-2, -1) / math.sqrt(c // HEADS)
+    scores = scores.masked_fill(~self.seen.bool()[:n, :n], float("-inf"))
+    return self.merged((functional.softmax(scores, dim=-1) @ v).contiguous())
+
+
 @spelled()
 def scaled_by_a_learned_temperature(self, x):
     q, k, v = self.parts(x)
@@ -340,6 +357,12 @@ def heads_that_talk(self, x):
 def linear_attention(self, x):
     q, k, v = self.parts(x)
     return self.merged(q @ (k.softmax(dim=-2).transpose(-2, -1) @ v))
+
+
+@spelled(why="no softmax(q @ k^T) @ v")
+def softmax_over_the_queries(self, x):
+    q, k, v = self.parts(x)
+    return self.merged(functional.softmax(q @ k.transpose(-2, -1), dim=-2) @ v)
 
 
 @spelled(why="no softmax(q @ k^T) @ v")
@@ -634,3 +657,4 @@ def test_a_spelling_that_is_left_alone_says_why(name):
 
     assert why in outcome[""]
     assert "forward" not in vars(module)
+    assert not any(isinstance(value, torch.fx.Proxy) for value in vars(module).values())

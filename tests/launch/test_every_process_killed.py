@@ -1,16 +1,14 @@
 """kill -9 of each process of a trial, and of all, at every write of its journal loses nothing."""
 
 import os
-import subprocess
-import sys
 import time
 
 import pytest
 
 from flatout.launch.rollback import restore
 from flatout.launch.trial_process import ProcessOptions, clean_up_stale_trials, run_process
-from flatout.records.trial import Workload
 from tests.agent.test_undo_journal import filled, listing
+from tests.support.programs import ran, workload_of
 
 SCRIPT = """
 import json, os, shutil, signal, sys
@@ -51,9 +49,7 @@ def run_trial(place, at, whom):
     if child == 0:
         try:
             arguments = (str(place / "work"), str(at), whom)
-            workload = Workload(
-                target="train.py", arguments=arguments, folder=place / "code", python=sys.executable
-            )
+            workload = workload_of(place / "code", "train.py", *arguments)
             environment = {"HOME": str(place / "home")}
             run_process(workload, ProcessOptions(entry="nothing", environment=environment))
         finally:
@@ -63,9 +59,7 @@ def run_trial(place, at, whom):
 
 def is_at_work(place):
     """Return whether a process of the trial still lives: it may be rolling back."""
-    found = subprocess.run(
-        ["pgrep", "-f", str(place / "cache")], capture_output=True, text=True, check=False
-    )
+    found = ran(["pgrep", "-f", str(place / "cache")])
     return bool(found.stdout.strip())
 
 

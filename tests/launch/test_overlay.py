@@ -1,13 +1,12 @@
 """When a folder may be overlaid, and what an overlaid child leaves behind."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from flatout.launch import overlay
+from tests.support.programs import python
 
 PROGRAM = """
 import sys
@@ -31,12 +30,7 @@ def folders(tmp_path):
 
 
 def enter(work, scratch):
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(work), str(scratch)],
-        cwd=work,
-        capture_output=True,
-        text=True,
-    )
+    return python(["-c", PROGRAM, str(work), str(scratch)], cwd=work)
 
 
 def test_child_sees_its_writes_and_the_folder_does_not(folders):

@@ -25,6 +25,7 @@ from flatout.launch.trial_process import (
 from flatout.records.errors import UserError
 from flatout.records.trial import Workload
 from flatout.tuning.trials import TrialOptions, outcome_of
+from tests.support.programs import python, workload_of
 
 
 def test_tritons_own_cache_is_kept_from_trial_to_trial():
@@ -39,9 +40,7 @@ def environment_of_a_trial(site, cache, **variables):
         "print(json.dumps(byte_code(os.environ)))"
     )
     mine = {**os.environ, "PYTHONPATH": str(site), "XDG_CACHE_HOME": str(cache), **variables}
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", code], env=mine, capture_output=True, text=True, check=True
-    )
+    done = python(["-B", "-c", code], env=mine, check=True)
     return json.loads(done.stdout)
 
 
@@ -190,12 +189,7 @@ def test_a_trial_that_fills_the_disk_fails_for_that_and_everything_is_as_before(
     (tmp_path / "data" / "mine").write_text("the user's")
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "train.py").write_text(FULL_DISK)
-    workload = Workload(
-        target="train.py",
-        arguments=(str(tmp_path / "data"),),
-        folder=tmp_path / "work",
-        python=sys.executable,
-    )
+    workload = workload_of(tmp_path / "work", "train.py", str(tmp_path / "data"))
 
     ending = run_process(
         workload, ProcessOptions(entry="nothing", environment={"HOME": str(tmp_path / "home")})
@@ -298,12 +292,10 @@ def test_an_interrupt_at_every_line_leaves_no_folder_and_the_files_as_before(tmp
     )
     (work / "kept.txt").write_text("the user's")
 
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_AT_EVERY_LINE.replace("written.txt", "../written.txt")],
+    done = python(
+        ["-c", INTERRUPTED_AT_EVERY_LINE.replace("written.txt", "../written.txt")],
         cwd=work,
         env={**os.environ, "XDG_CACHE_HOME": str(cache)},
-        capture_output=True,
-        text=True,
         timeout=120,
         check=True,
     )

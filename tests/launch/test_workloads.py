@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 from flatout.launch.trial_process import command_of
 from flatout.launch.workloads import parse_workload
 from flatout.records.errors import UserError
+from tests.support.programs import ran
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +146,7 @@ def test_a_script_whose_name_looks_like_an_option_is_run_as_a_file(tmp_path, mon
     (tmp_path / name).write_text("print('the script')")
 
     workload = parse_workload(name, [])
-    done = subprocess.run(command_of(workload), capture_output=True, text=True, check=False)
+    done = ran(command_of(workload))
 
     assert done.stdout == "the script\n"
 

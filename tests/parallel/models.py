@@ -89,6 +89,15 @@ class Tokens(Dataset):
         return self.data[number][:-1], self.data[number][1:]
 
 
+def starcoder(**changes):
+    """Return a model of Transformers that brings a plan, and computes nothing in single."""
+    from transformers import Starcoder2Config, Starcoder2ForCausalLM
+
+    sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH}
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    return Starcoder2ForCausalLM(Starcoder2Config(**sizes, **heads, use_cache=False, **changes))
+
+
 def loss(model, batch):
     tokens, following = batch
     return F.cross_entropy(model(tokens).flatten(0, 1), following.flatten())

@@ -177,6 +177,24 @@ def test_more_gpus_than_asked_are_named_where_the_asked_do_not_suffice():
     assert advice.verdict.startswith(f"You need {advice.ranks} GPUs: on 2 GPUs no way fits")
 
 
+def test_what_fits_in_no_other_way_is_offloaded_where_it_is_a_script():
+    # Nothing but the activations, of 32 samples a rank, and the parameters of root and two blocks.
+    room = (32 * 6 + 16) * MIB
+    here, what = cluster(gpus=2), training(batch=64, limit=room)
+
+    found = search(here, what)
+    advice = advise(found, here, what)
+
+    assert advice.spec == ParallelSpec(dp_shard=2, zero=3, offload=True)
+    assert advice.ranks == advice.asked == 2
+    assert "in the host's memory, which is slow. Without that: You need 4 GPUs" in advice.verdict
+    (first, *others) = found.plans
+    assert (first.spec, first.peak_bytes.value) == (advice.spec, room)
+    assert not any(plan.fits for plan in others)
+    for other in (replace(what, splits_layers=True), training(batch=64)):
+        assert not any(plan.spec.offload for plan in search(here, other).plans)
+
+
 def test_sharding_takes_less_memory_the_more_is_sharded():
     found = {p.spec.label: p.peak_bytes.value for p in search(cluster(), training()).plans}
 

@@ -16,6 +16,7 @@ from flatout.planner.replay import replay
 from flatout.planner.workspaces import find_calibration, with_workspaces
 from flatout.records.memory_stream import Allocation, Component, Phase
 from flatout.records.plan import NumberSource
+from flatout.records.recipe import Choice
 from flatout.records.units import GIB, MIB
 from flatout.techniques.memory.chunked_cross_entropy import chunked_loss
 from flatout.techniques.model.lora import low_rank
@@ -125,8 +126,21 @@ def test_techniques_are_put_together_where_none_suffices():
 
 
 def test_techniques_of_several_gpus_need_several_gpus():
-    assert not any("zero" in one.label for one in candidates(ground()))
-    assert sum("zero" in one.label for one in candidates(ground(gpus=4))) == 3
+    assert not any(one.label.startswith("zero") for one in candidates(ground()))
+    assert sum(one.label.startswith("zero") for one in candidates(ground(gpus=4))) == 3
+
+
+def test_offloading_to_the_host_is_named_where_nothing_else_fits():
+    offloaded = ("data_parallel ranks=1 zero=3 offload=True",)
+    together = ladder(setup(batch=1, gpu="608MiB", layers=150))
+
+    found = ladder(setup(batch=1, gpu="560MiB", layers=800))
+
+    assert offloaded not in [rung.choices for rung in together]
+    assert (found[0].choices, found[0].fits) == (offloaded, True)
+    assert found[0].time_ratio > 1
+    (choice,) = map(Choice.from_label, found[0].choices)
+    assert choice.settings == {"ranks": 1, "zero": 3, "offload": True}
 
 
 def test_gradients_that_ranks_have_yet_to_average_are_not_used_early():

@@ -1,8 +1,6 @@
 """Records to JSON values and back."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from flatout.records.json_records import from_plain, to_plain
+from tests.support.programs import python
 
 
 class Colour(Enum):
@@ -129,9 +128,7 @@ def test_records_are_read_with_the_standard_library_alone():
         "print({name.split('.')[0] for name in sys.modules} - known - set(sys.argv[1:]))"
     )
     before = "import sys; print(*{name.split('.')[0] for name in sys.modules})"
-    start = subprocess.run([sys.executable, "-c", before], capture_output=True, text=True)
-    done = subprocess.run(
-        [sys.executable, "-c", code, *start.stdout.split()], capture_output=True, text=True
-    )
+    start = python(["-c", before])
+    done = python(["-c", code, *start.stdout.split()])
 
     assert done.stdout.strip() == "set()", done.stderr

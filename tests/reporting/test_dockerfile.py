@@ -1,12 +1,12 @@
 import re
 import shutil
-import subprocess
 from dataclasses import replace
 
 import pytest
 
 from flatout.records.machine import Stack
 from flatout.reporting.doctor import dockerfile
+from tests.support.programs import ran
 
 CUDA = Stack(
     kind="cuda",
@@ -118,8 +118,6 @@ def test_a_script_s_name_cannot_become_an_instruction():
 @pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
 def test_hadolint_has_no_remarks(stack):
-    done = subprocess.run(
-        ["hadolint", "-"], input=dockerfile(stack), capture_output=True, text=True, check=False
-    )
+    done = ran(["hadolint", "-"], input=dockerfile(stack))
 
     assert (done.returncode, done.stdout) == (0, "")

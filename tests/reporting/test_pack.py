@@ -6,7 +6,7 @@ import re
 import pytest
 
 from flatout.records.messages import LANGUAGES
-from flatout.reporting.pack import render_check, render_formats, render_pack
+from flatout.reporting.pack import render_check, render_files, render_formats, render_pack
 from flatout.reporting.terminal import render_contrast
 from flatout.workflow.compare import compare
 from tests.paths import ROOT
@@ -49,9 +49,20 @@ FORMATS = {
     "free_memory_bytes": 1e9,
     "costs": [COST, COST | {"name": "raw", "images_per_s": 1800.0}, COST | {"difference": 2.0}],
 }
+FILES = {
+    "source": "photos",
+    "folder": "out",
+    "files": 1200,
+    "bytes": 4096,
+    "seed": 3,
+    "seconds": 2.0,
+    "uneven": 1.01,
+    "uneven_before": 57.5,
+}
 NAMES = (
     "flatout pack tune runs DST encode data open before after json out packed skipped jsonl jpg "
-    "xff raw qoi original photos min uint MiB KiB GiB bytes JPEG CPU RGB AMD EPYC"
+    "xff raw qoi original photos min uint MiB KiB GiB bytes JPEG CPU RGB AMD EPYC "
+    "numerics training train"
 )
 """Names, units and commands, which are the same in each language."""
 
@@ -67,6 +78,8 @@ def reports(language):
         yield render_pack(plain, language=language)
     yield render_check(CHECKED, language=language)
     yield render_check(CHECKED | problems, language=language)
+    yield render_files(FILES, language=language)
+    yield render_files(FILES | {"uneven": None, "uneven_before": None}, language=language)
     yield render_formats(FORMATS, language=language)
     yield render_formats(FORMATS | {"costs": [COST], "read_bytes_per_s": 0}, language=language)
 

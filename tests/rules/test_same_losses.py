@@ -1,95 +1,36 @@
-"""A script trains to the same losses after a fix that says so, in a real training on the CPU."""
+"""A script trains to the same losses after a fix that says so, in a real training on the CPU.
+
+The test module of a rule with a fix says in SAME_LOSSES what makes `training.BASE` its scenario
+(a text in it and what replaces that), and with IS_ON_GPU that the rule speaks only where the
+training is on a GPU; or in NEW_LOSSES what the fix changes on purpose: no such fix is made unless
+it is asked for.
+"""
 
 import importlib
 import json
-import subprocess
 import sys
 
 import pytest
 
 from flatout.rules import source
+from tests.rules.source.training import BASE
+from tests.support.programs import ran
 
-BASE = """\
-import os
-
-import torch
-import torch.utils.checkpoint
-from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(0)
-table = torch.randn(64, 8)
-loader = DataLoader(TensorDataset(torch.arange(64), torch.randn(64, 1)), 8, shuffle=True)
-model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-losses, total = [], 0.0
-for epoch in range(3):
-    model.train()
-    for rows, y in loader:
-        x = table[rows]
-        loss = mse_loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-"""
-FORWARD = "        loss = mse_loss(model(x), y)\n"
-READ = "        losses.append(loss.item())\n"
-EVALUATION = "    model.eval()\n    for rows, y in loader:\n        model(table[rows])\n"
-CHECKPOINT = "torch.utils.checkpoint.checkpoint"
-SAVED = 'PATH = "begin.pt"\ntorch.save(model.state_dict(), PATH)\nmodel.load_state_dict('
-RANK = """\
-store = torch.distributed.HashStore()
-torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-"""
-LEFT = "torch.distributed.destroy_process_group()\n"
-COMPILED = """\
-model = torch.compile(model, backend="eager")
-torch.save(model.state_dict(), "compiled.pt")
-"""
-FILES = """\
-class Files(TensorDataset):
-    def __getitem__(self, index):
-        with open(__file__, "rb") as file:
-            file.read()
-        return super().__getitem__(index)
+MODULES = {source.code_of(rule): module for rule, module in source.modules().items()}
+FIXING = [
+    code
+    for code, module in MODULES.items()
+    if {"safe", "suggested"} & vars(importlib.import_module(module)).keys()
+]
 
 
-"""
-CASES = {
-    "MEM01": (READ, f"{READ}        total += loss\n"),
-    "AMP10": (FORWARD, f"        with torch.cpu.amp.autocast():\n    {FORWARD}"),
-    "SYN10": (FORWARD, f'        x = x + torch.ones(64, 64).to("cuda")[:8, :8]\n{FORWARD}'),
-    "MEM02": (READ, READ + EVALUATION),
-    "MEM10": ("loss.backward()", "loss.backward(retain_graph=True)"),
-    "MEM11": ("model(x), y", f"{CHECKPOINT}(model[1:], model[0](x), use_reentrant=True), y"),
-    "SYN08": ("losses, total", "torch.autograd.set_detect_anomaly(True)\nlosses, total"),
-    "SYN01": (READ, f"{READ}        total += loss.item()\n"),
-    "SYN03": (READ, f"{READ}        torch.cuda.synchronize()\n"),
-    "SYN04": (READ, f"{READ}        torch.cuda.empty_cache()\n"),
-    "CK01": (READ, f'{READ}    torch.save(model.state_dict(), "last.pt")\n'),
-    "CK07": ("losses, total", f"{SAVED}torch.load(PATH, weights_only=False))\nlosses, total"),
-    "MEM13": ("losses, total", f"{RANK}{SAVED}torch.load(PATH))\n{LEFT}losses, total"),
-    "CMP05": ("optimizer = ", f"{COMPILED}optimizer = "),
-    "DL02": ("loader = DataLoader(TensorDataset(", f"{FILES}loader = DataLoader(Files("),
-    "DL03": ("8, shuffle=True", "8, shuffle=True, num_workers=2"),
-    "DL04": ("8, shuffle=True", "8, shuffle=True, num_workers=os.cpu_count()"),
-    "DL16": ("", ""),
-    "DL23": ("x = table[rows]", "x = torch.stack([table[row] for row in rows])"),
-}
-"""By code what makes the training its scenario. A GPU that is named is a CPU when it runs."""
-ON_GPU = frozenset({"SYN01", "SYN03", "SYN04", "DL02", "DL16"})
-"""Rules that speak only where the training is on a GPU."""
-CHANGE = {
-    "AMP02": "products in TF32 have fewer digits",
-    "AMP03": "the gradients are clipped at the length that was meant",
-    "DL05": "workers that live on draw their seed once, so later epochs have another order",
-    "DS04": "each epoch gets an order of its own",
-    "LP01": "the loss is divided",
-    "LP03": "the gradients are cleared",
-    "MEM03": "the epochs after the first train in training mode",
-}
-"""By code what its fix changes on purpose: none of them is made unless it is asked for."""
+def said(code):
+    """Return what a rule's own test module says of its fix."""
+    _flatout, *folders, rule = MODULES[code].split(".")
+    return vars(importlib.import_module(".".join(["tests", *folders, f"test_{rule}"])))
+
+
+CASES = [code for code in FIXING if "SAME_LOSSES" in said(code)]
 RUN = """
 import json, runpy, sys, traceback, warnings
 warnings.simplefilter("ignore")
@@ -106,23 +47,20 @@ print(json.dumps(found))
 """
 
 
-def test_every_rule_with_a_fix_has_a_case_or_a_reason():
-    fixing = {
-        code: "safe" if hasattr(module, "safe") else "suggested"
-        for rule, name in source.modules().items()
-        for code, module in [(source.code_of(rule), importlib.import_module(name))]
-        if hasattr(module, "safe") or hasattr(module, "suggested")
-    }
+@pytest.mark.parametrize("code", FIXING)
+def test_a_rule_with_a_fix_has_a_case_or_a_reason(code):
+    is_safe = hasattr(importlib.import_module(MODULES[code]), "safe")
 
-    assert set(fixing) == set(CASES) | set(CHANGE)
-    assert not set(CASES) & set(CHANGE)
-    assert not {code for code in CHANGE if fixing[code] == "safe"}
+    assert ("SAME_LOSSES" in said(code)) != bool(said(code).get("NEW_LOSSES"))
+    assert not (is_safe and "NEW_LOSSES" in said(code))
 
 
 def before_of(code):
-    text = BASE.replace(*CASES[code]) if any(CASES[code]) else BASE
-    if code not in ON_GPU:
+    old, new = said(code)["SAME_LOSSES"]
+    text = BASE.replace(old, new) if old else BASE
+    if not said(code).get("IS_ON_GPU"):
         return text
+    # A GPU that is named is a CPU when it runs.
     text = text.replace("x = table[rows]", 'x, y = table[rows].to("cuda"), y.to("cuda")')
     return text.replace("optimizer = ", 'model.to("cuda")\noptimizer = ')
 
@@ -142,7 +80,7 @@ def losses(tmp_path_factory):
         (folder / f"{code}-before.py").write_text(on_cpu(before))
         (folder / f"{code}-after.py").write_text(on_cpu(after))
     command = [sys.executable, "-c", RUN, *(path.name for path in sorted(folder.iterdir()))]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    done = ran(command, cwd=folder, check=True)
     return json.loads(done.stdout)
 
 

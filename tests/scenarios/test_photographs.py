@@ -1,23 +1,16 @@
 """The photographs: made from what is installed, the same every time."""
 
-import subprocess
-import sys
-
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
 from tests.paths import ROOT
+from tests.support.programs import python
 
 SCRIPT = ROOT / "scenarios/photographs.py"
 
 
 def make(folder, count, *options):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", SCRIPT, folder, "--count", str(count), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(["-W", "error", SCRIPT, folder, "--count", str(count), *options])
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -95,7 +88,7 @@ def test_without_one_package_its_classes_are_left_out(tmp_path):
         f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = python(["-c", code])
 
     assert "7 images, 7 new" in done.stdout, done.stderr
     assert not (blocked / "china").exists()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.paths import ROOT
+from tests.support.programs import python
 
 SCENARIOS = ROOT / "scenarios"
 GPT = "--limit 200000 --context 16 --layers 1 --width 32 --heads 2 --evals 2 --epoch-steps 8"
@@ -39,13 +40,10 @@ def folder(tmp_path_factory):
 def train(folder, script, options):
     """Run one scenario in its tiny form and return what it printed."""
     words = [*SMALL[script].split(), *options.split(), "--log-every", "1"]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", SCENARIOS / script, *words],
+    done = python(
+        ["-W", "error", SCENARIOS / script, *words],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

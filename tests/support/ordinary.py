@@ -7,13 +7,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 from flatout.records.profile import profile_from_json
 from tests.paths import ROOT
 from tests.reporting import test_no_contradictions as contradictions
 from tests.schemas import complaints, unknown_keys
+from tests.support.programs import python
 
 SCRIPTS = ROOT / "tests/scripts/ordinary"
 MOST_LINES = 25
@@ -33,14 +32,7 @@ PROPERTIES = [
 
 
 def flatout(folder, *words):
-    return subprocess.run(
-        [sys.executable, "-m", "flatout", *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return python(["-m", "flatout", *words], cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def check_document(document):

@@ -1,16 +1,9 @@
 """Run a script as a pass with probes, each combination once for all tests that look at it."""
 
 import functools
-import shutil
-import sys
-import tempfile
-from pathlib import Path
 
-from flatout.hardware.machine import read_machine
-from flatout.records.recipe import Recipe
-from flatout.records.trial import Workload
-from flatout.tuning.trials import TrialOptions, run_trial
 from tests.paths import ROOT
+from tests.support.trial_runs import run_alone
 
 SCRIPTS = ROOT / "tests/scripts/profiled"
 STEPS = 14
@@ -20,17 +13,9 @@ STEPS = 14
 @functools.cache
 def seen_in(command, *probes):
     """Return what one probe saw, or of several what each of them saw."""
-    folder = Path(tempfile.mkdtemp(prefix="flatout-test-"))
     target, *arguments = command.split()
-    shutil.copy(SCRIPTS / target, folder)
-    workload = Workload(
-        target=target, arguments=tuple(arguments), folder=folder, python=sys.executable
-    )
-    options = TrialOptions(limit_s=120.0, steps=STEPS, probes={name: {} for name in probes})
-    try:
-        trial = run_trial(workload, Recipe(), read_machine(torch=False), options)
-    finally:
-        shutil.rmtree(folder)
+    asked = {name: {} for name in probes}
+    trial = run_alone(SCRIPTS / target, arguments, limit_s=120.0, steps=STEPS, probes=asked)
     assert trial.details["errors"] == [], trial.traceback
     seen = trial.details["probes"]
     return seen[probes[0]] if len(probes) == 1 else seen

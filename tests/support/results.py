@@ -25,15 +25,7 @@ def traced(*events, segments, lasted_us=0.0):
 
 
 def result(*, step_s=0.1, who=(0,), device=(), models=(), optimizers=()):
-    """Return the result of a dozen steps of which forward and backward take a half each.
-
-    Args:
-        step_s: Length of a step.
-        who: Optimizers that step in turn.
-        device: Facts about the device, beside its kind and peak.
-        models: Facts about the models.
-        optimizers: The same of optimizers.
-    """
+    """Return the result of a dozen steps of which forward and backward take a half each."""
     half = step_s / len(who) / 2
     segments = [
         {

@@ -2,16 +2,17 @@
 
 import dataclasses
 import functools
+import shlex
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
 from flatout.hardware.machine import read_machine
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.trial import Workload
+from flatout.records.trial import Outcome
 from flatout.tuning.trials import TrialOptions, run_trial
 from tests.paths import ROOT
+from tests.support.programs import workload_of
 
 LIMIT = {"limit_s": 120.0}
 SCRIPTS = ROOT / "tests/scripts/plain"
@@ -38,14 +39,37 @@ def trial_of(command, techniques=(), **options):
 
 @functools.cache
 def _trial_of(command, techniques, **options):
-    folder = copy_scripts()
-    target, *arguments = command.split()
-    recipe = Recipe(choices=tuple(Choice(technique=name) for name in techniques))
-    workload = Workload(
-        target=target, arguments=tuple(arguments), folder=folder, python=sys.executable
-    )
+    target, *arguments = shlex.split(command)
+    return run_in(copy_scripts(), target, arguments, recipe_of(*techniques), **LIMIT | options)
+
+
+def run_alone(script, arguments=(), recipe=Recipe(), **options):
+    """Return the trial of one script, beside which nothing lies."""
+    folder = Path(tempfile.mkdtemp(prefix="flatout-test-")) / "work"
+    folder.mkdir()
+    shutil.copy(script, folder)
+    return run_in(folder, script.name, arguments, recipe, **options)
+
+
+def run_in(folder, target, arguments, recipe, **options):
+    """Return a trial in a folder, which is taken away afterwards with the one above it."""
+    workload = workload_of(folder, target, *arguments)
     try:
-        trial = run_trial(workload, recipe, machine(), TrialOptions(**LIMIT | options))
+        return run_trial(workload, recipe, machine(), TrialOptions(**options))
     finally:
         shutil.rmtree(folder.parent)
-    return trial
+
+
+def recipe_of(*names):
+    return Recipe(choices=tuple(Choice(technique=name) for name in names))
+
+
+def profile_of(command, **options):
+    return sound(trial_of(command, **options))
+
+
+def sound(trial):
+    """Return the profile of a trial in which nothing failed."""
+    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
+    assert trial.details["errors"] == []
+    return trial.profile

@@ -1,9 +1,8 @@
 """Save a model that a technique changed, and load it in a process without flatout."""
 
-import subprocess
-import sys
-
 import torch
+
+from tests.support.programs import python
 
 LOAD = """
 import sys, torch
@@ -20,8 +19,6 @@ def assert_loads_alone(changed, plain, given, folder):
     torch.save(changed, folder / "model.pt")
     torch.save((given, plain(given)), folder / "call.pt")
 
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, folder], capture_output=True, text=True, check=False
-    )
+    done = python(["-c", LOAD, folder])
 
     assert done.stdout.split("\n")[:2] == ["True", "[]"], done.stderr

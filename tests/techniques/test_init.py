@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 
 from flatout.records import catalogue
@@ -8,6 +5,7 @@ from flatout.records.errors import UserError
 from flatout.records.recipe import Choice, Recipe
 from flatout.techniques.compute.cpu_threads import CpuThreads
 from flatout.techniques.data.loader_workers import LoaderWorkers
+from tests.support.programs import python
 
 
 def recipe(technique, **settings):
@@ -40,6 +38,23 @@ def test_an_unknown_setting_is_met_with_the_nearest_one():
         ("loader_workers", {"num_workers": 0}, "must be at least 1"),
         ("cpu_threads", {"threads": -1}, "must be at least 1"),
         ("cpu_allocator", {"library": "jemalloc"}, "one of 'tcmalloc', 'glibc'"),
+        ("scheduled_gc", {"every": 0}, "at least 1 step"),
+        ("empty_cache_steps", {"every": 0}, "at least 1"),
+        ("batch_size", {"samples": 0}, "at least 1"),
+        ("microbatching", {"chunks": 1}, "at least 2"),
+        ("fp16_autocast", {"initial_scale": 1000}, "power of two; try 8192"),
+        ("dynamic_padding", {"multiple_of": 0}, "multiple_of=0"),
+        ("read_ahead", {"batches_ahead": 0}, "batches_ahead=0"),
+        ("length_buckets", {"window": 1}, "window=1"),
+        ("device_cache", {"memory_share": 0}, "must"),
+        ("device_cache", {"make_s": 0}, "must"),
+        ("ram_cache", {"memory_share": 0}, "must"),
+        ("ram_cache", {"memory_share": 1}, "must"),
+        ("ram_cache", {"fill_s": -1}, "must"),
+        ("scaled_decode", {"gap": 0.5}, "between 1 and 8"),
+        ("scaled_decode", {"gap": 9.0}, "between 1 and 8"),
+        ("activation_checkpointing", {"fraction": -0.1}, "at least 0 and below 1"),
+        ("activation_checkpointing", {"fraction": 1.0}, "at least 0 and below 1"),
     ],
 )
 def test_a_value_that_is_not_allowed_is_told_with_what_is(technique, settings, allowed):
@@ -55,6 +70,6 @@ def test_neither_the_catalog_nor_the_techniques_import_torch():
         "print(len(names), before, 'torch' in sys.modules)"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(["-c", code], check=True)
 
     assert done.stdout.split(maxsplit=1)[1].strip() == "[] False"

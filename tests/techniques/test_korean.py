@@ -1,4 +1,4 @@
-"""What techniques and source rules say has its Korean: a new reason, or a new rule, needs it."""
+"""What techniques and rules say has its Korean: a new reason, or a new rule, needs it."""
 
 import ast
 import json
@@ -14,19 +14,20 @@ from flatout.reporting.tuning.verdict import hand_changes
 from tests.paths import ROOT
 
 SOURCE = ROOT / "src/flatout"
-TECHNIQUES = sorted((SOURCE / "techniques").rglob("*.py"))
+PLUG_INS = sorted([*SOURCE.glob("techniques/**/*.py"), *SOURCE.glob("rules/**/*.py")])
 SHARED = (
     *("agent/optimizer_swap.py", "data/caching.py", "data/dataset_matching.py", "data/images"),
     *("data/padding.py", "data/proof", "kernels/compiled.py", "kernels/expert_mixture.py"),
     *("kernels/module_proof.py", "kernels/region.py", "kernels/resample.py"),
-    *("kernels/sdpa_pattern.py", "kernels/sdpa_rewrite.py", "rules/source"),
+    *("kernels/sdpa_pattern.py", "kernels/sdpa_rewrite.py"),
 )
-"""Modules whose reasons several techniques give, and the rules on source."""
+"""Modules whose reasons several techniques give."""
 CRASHES = ("AssertionError", "IndexError", "RuntimeError", "UserError")
 NO_PROSE = ("KOREAN", "SKIPPED", "WEIGHINGS", "by_hand", "source")
 """What is a table of Korean, a text that is looked for, names, code, or tested below."""
 CODE = re.compile(
-    r"^(with open|torch\.nn\.functional|schedule=|pip install|rule x failed|x x x|x \+ )"
+    r"^(flatout (tune|pack|plan) |"
+    r"with open|torch\.nn\.functional|schedule=|pip install|rule x failed|x x x|x \+ )"
 )
 ENGLISH = re.compile(r"(?<![-/\w.])(the|of|is|are|that|not|an|it|no|was|to|and|in)\b(?![-.(=])")
 """Words of every English sentence, and of none that is Korean."""
@@ -87,7 +88,7 @@ def untranslated(text):
 
 
 @pytest.mark.parametrize(
-    "path", [*TECHNIQUES, *modules()], ids=lambda path: str(path.relative_to(SOURCE))
+    "path", [*PLUG_INS, *modules()], ids=lambda path: str(path.relative_to(SOURCE))
 )
 def test_every_reason_has_its_korean(path):
     assert untranslated(path.read_text(encoding="utf-8")) == []
@@ -105,8 +106,8 @@ def test_a_reason_without_korean_is_found(line):
     assert untranslated(line)
 
 
-@pytest.mark.parametrize("path", TECHNIQUES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_technique_s_korean_is_read_to_the_last_line(path):
+@pytest.mark.parametrize("path", PLUG_INS, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_the_korean_of_a_technique_or_rule_is_read_to_the_last_line(path):
     for block in OWN.findall(path.read_text(encoding="utf-8")):
         assert PAIR.sub("", block) == ""
 

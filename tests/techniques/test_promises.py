@@ -2,18 +2,19 @@
 trace.
 
 The test module of a technique says how that is shown, as `PROMISE`: a script of these tests and the
-settings with which the technique acts on it, which is played here; or, in words, where it is
-shown, or why no training on a CPU can show it. One that asks the guard itself, by `checked`,
-needs none."""
+settings with which the technique acts on it, which is played here (`elaborate` is the training of
+that name in `guarded`); or, in words, where it is shown, or why no training on a CPU can show it.
+One that asks the guard itself, by `checked`, needs none."""
 
 import ast
 
 import pytest
+import torch
 
 from flatout.records import catalogue
 from flatout.records.technique import Numerics
 from tests.paths import ROOT
-from tests.techniques.guarded import became, checked, files_of
+from tests.techniques.guarded import ELABORATE, became, checked, files_of, played
 from tests.test_contract import CASES
 
 HERE = ROOT / "tests/techniques"
@@ -86,6 +87,7 @@ def test_most_promises_are_shown_by_the_guard():
 @pytest.mark.parametrize("name", PLAYED)
 def test_it_acts_on_a_real_training_and_keeps_its_promise(name):
     command, settings = PLAYED[name]
+    command = ELABORATE if command == "elaborate" else command
     numerics = catalogue.technique_class(name).numerics
     before = files_of(command)
 
@@ -98,3 +100,13 @@ def test_it_acts_on_a_real_training_and_keeps_its_promise(name):
     if numerics is Numerics.TRAINING:
         assert check.status == "on_purpose"
     assert files_of(command) == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("name", ["activation_offload", "empty_cache_steps", "expandable_segments"])
+def test_a_real_script_on_the_cpu_is_told_that_it_acts_on_a_device_only(name):
+    (applied,) = played("roomy_gpt.py", name).not_applied
+
+    assert applied.status == "not_applicable"
+    assert applied.why

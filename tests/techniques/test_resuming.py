@@ -15,13 +15,13 @@ from torch import nn
 from torch.utils import _pytree
 
 from flatout.agent.hooks import optimizer as loaded_parts
-from flatout.records.trial import Workload
 from flatout.techniques.optimizer.adafactor import Adafactor
 from flatout.techniques.optimizer.eight_bit_optimizer import EightBitOptimizer
 from flatout.workflow.run import run
 from tests.paths import ROOT
+from tests.support.programs import workload_of
 from tests.techniques.guarded import recipe_of
-from tests.techniques.optimizer.test_adafactor import in_first_step
+from tests.techniques.small_training import in_first_step
 
 SCRIPT = ROOT / "tests/scripts/techniques/resumable.py"
 HALF, WHOLE = 3, 6
@@ -50,12 +50,7 @@ def arguments_of(technique, steps, save, resume):
 
 def trained(folder, technique, steps, save, resume=""):
     """Return what the script saved after a training under the technique."""
-    workload = Workload(
-        target=SCRIPT.name,
-        arguments=arguments_of(technique, steps, save, resume),
-        folder=folder,
-        python=sys.executable,
-    )
+    workload = workload_of(folder, SCRIPT.name, *arguments_of(technique, steps, save, resume))
     assert run(workload, recipe_of(*technique.split())) == 0
     return torch.load(folder / save, weights_only=True)
 

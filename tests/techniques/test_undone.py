@@ -25,7 +25,7 @@ ON_CUDA = {
     *("pinned_memory", "tf32"),
 }
 ON_TEXTS = {"dynamic_padding", "sequence_packing"}
-ON_FILES = {"device_preprocess", "length_buckets", "packed_data", "read_ahead"}
+ON_FILES = {"block_order", "device_preprocess", "length_buckets", "packed_data", "read_ahead"}
 ELSEWHERE = {
     "cpu_allocator": "acts on the environment of a process that is yet to start",
     "data_parallel": "acts in processes of several ranks; tests/parallel has them",

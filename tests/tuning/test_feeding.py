@@ -2,7 +2,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from flatout.records.ablation import Ablation, Feeding, ablation_from_json
+from flatout.records.ablation import Feeding
 from flatout.records.messages import ENGLISH, messages
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome, Trial, Workload
@@ -158,14 +158,6 @@ def test_another_device_takes_nothing_from_the_cores(tmp_path):
 )
 def test_a_reader_is_told_the_distance_and_which_limit_it_is(rates, expected):
     assert messages(ENGLISH).text(fed(Feeding(samples_per_s=97.0, **rates))) == expected
-
-
-def test_the_ablations_json_brings_it_back():
-    feeding = Feeding(samples_per_s=97.0, free_data_per_s=150.0, cores_per_s=100.0)
-    made = Ablation(workload="train.py", baseline=final(), feeding=feeding)
-
-    assert ablation_from_json(made.to_json()).feeding == feeding
-    assert made.to_json()["best"]["feeding"]["binds"] == "cores"
 
 
 def images(wait_ms=80.0):

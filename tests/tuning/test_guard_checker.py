@@ -12,10 +12,10 @@ import pytest
 from flatout.records.ablation import LossCheck
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
-from flatout.records.trial import Workload
 from flatout.tuning import guard_checker as refereeing
 from flatout.tuning.guard_checker import GuardChecker
 from flatout.tuning.trial_runner import TrialRunner
+from tests.support.programs import workload_of
 from tests.support.trial_runs import copy_scripts, machine
 
 pytestmark = pytest.mark.slow
@@ -24,9 +24,7 @@ pytestmark = pytest.mark.slow
 @functools.cache
 def with_reference(target, *arguments):
     """Return a referee that has run a script's reference trials, once for all tests."""
-    workload = Workload(
-        target=target, arguments=arguments, folder=copy_scripts(), python=sys.executable
-    )
+    workload = workload_of(copy_scripts(), target, *arguments)
     out = Path(tempfile.mkdtemp(prefix="flatout-test-"))
     referee = GuardChecker(
         TrialRunner(workload=workload, machine=machine(), out=out, limit_s=200.0), lambda _: None

@@ -6,25 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.records.ablation import LossCheck, Verdict
+from flatout.records.ablation import Verdict
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome, Trial, Workload
 from flatout.tuning.experiments import Experiment, key_of
 from flatout.tuning.pair_hosts import HostTask, PairHosts, play_task
 from flatout.tuning.trials import TrialOptions
 from tests.workflow.test_tune import WORKLOAD, World, profile, run
+from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
 BF16 = Recipe(choices=(Choice(technique="bf16_autocast"),))
 FUSED = Recipe(choices=(Choice(technique="fused_optimizer"),))
 BUSY = {"foreign_share": 0.5, "delay_share": 0.8, "steal_share": 0.0, "wall_s": 2.0}
 ONLY = ("bf16_autocast",)
-
-
-@pytest.fixture(autouse=True)
-def guard_that_passes(monkeypatch):
-    monkeypatch.setattr(
-        "flatout.workflow.tune.GuardChecker.check", lambda *_: LossCheck(status="within")
-    )
 
 
 class Elsewhere:

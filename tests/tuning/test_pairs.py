@@ -4,22 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.records.ablation import LossCheck, Verdict
+from flatout.records.ablation import Verdict
 from flatout.records.messages import messages
 from flatout.records.trial import Outcome, Trial
 from flatout.reporting.tuning.verdict import headline
 from flatout.tuning.pairs import pace_ms
 from tests.techniques.facts import profile
 from tests.workflow.test_tune import World, run
+from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
 BASE = replace(profile(), samples_per_step=16.0)
-
-
-@pytest.fixture(autouse=True)
-def guard_that_passes(monkeypatch):
-    monkeypatch.setattr(
-        "flatout.workflow.tune.GuardChecker.check", lambda *_: LossCheck(status="within")
-    )
 
 
 @pytest.mark.parametrize(

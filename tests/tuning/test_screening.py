@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from dataclasses import asdict, dataclass, field, replace
 
 import pytest
@@ -10,15 +9,17 @@ import pytest
 from flatout.analysis.screen import ScreenBlock
 from flatout.records.ablation import Comparison, LossCheck, Verdict, ablation_from_json
 from flatout.records.messages import messages
-from flatout.records.trial import Outcome, Trial, Workload
+from flatout.records.trial import Outcome, Trial
 from flatout.reporting.tuning.verdict import headline
 from flatout.tuning.screening import Raced, blame
 from flatout.tuning.trial_runner import read_log
 from flatout.workflow.tune import TuneOptions, tune
 from tests.support.probed import SCRIPTS
+from tests.support.programs import workload_of
 from tests.support.screens import play_screen, seen_of
 from tests.tuning.test_bundle import Clock
 from tests.workflow.test_tune import World, run
+from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
 COMPUTE = ("bf16_autocast", "fused_optimizer", "foreach_optimizer", "torch_compile")
 
@@ -60,13 +61,6 @@ class ScreenedWorld(World):
         text = "".join(json.dumps(row) + "\n" for row in [*rows, {"on": cell}])
         (options.keep / "screen-1.jsonl").write_text(text + '{"block"')
         return Trial(recipe=recipe, outcome=Outcome.CRASH, message=self.ends[name], wall_s=1.0)
-
-
-@pytest.fixture(autouse=True)
-def guard_that_passes(monkeypatch):
-    monkeypatch.setattr(
-        "flatout.workflow.tune.GuardChecker.check", lambda *_: LossCheck(status="within")
-    )
 
 
 def rows_of(ablation):
@@ -198,12 +192,7 @@ def test_a_real_script_is_screened_and_the_screen_is_in_its_journal(tmp_path):
         "only": ("fused_optimizer", "foreach_optimizer"),
         "accepts_load": True,
     }
-    script = Workload(
-        target=str(SCRIPTS / "switched.py"),
-        arguments=("plain", "100000"),
-        folder=tmp_path,
-        python=sys.executable,
-    )
+    script = workload_of(tmp_path, str(SCRIPTS / "switched.py"), "plain", "100000")
 
     ablation = tune(script, TuneOptions(**options), lambda _: None)
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial
 from flatout.reporting.tuning.verdict import headline, reasons
 from tests.tuning.test_policy import check
-from tests.workflow.test_tune import World, run
+from tests.workflow.test_tune import MACHINE, World, run
 
 FLATOUT = str(Path(sys.executable).parent / "flatout")
 SCRIPT = """
@@ -117,7 +118,9 @@ class Faulty(Spread):
             raise KeyboardInterrupt
         if self.fault == "gone" and spread.count(0) > 3 and recipe.names:
             return Trial(recipe=recipe, outcome=Outcome.CRASH, message="port in use", wall_s=1)
-        if self.fault == "memory" and not recipe.names:
+        is_offloaded = any(choice.settings.get("offload") for choice in recipe.choices)
+        fits = {"memory": bool(recipe.names), "all memory": is_offloaded}
+        if not fits.get(self.fault, True):
             return Trial(recipe=recipe, outcome=Outcome.OOM, message="out of memory", wall_s=1)
         return trial
 
@@ -179,6 +182,15 @@ def test_what_one_device_is_too_small_for_is_spread(tmp_path):
     assert ablation.is_spread
     assert ablation.recipe.names == ("data_parallel", "loader_workers")
     assert "is the baseline from here on" in " ".join(ablation.notes)
+
+
+def test_what_fits_in_no_other_way_is_offloaded_where_there_is_a_host_apart(tmp_path, monkeypatch):
+    gpu = replace(MACHINE.device, kind="cuda")
+    monkeypatch.setattr("tests.workflow.test_tune.MACHINE", replace(MACHINE, device=gpu))
+
+    ablation = run(faulty("all memory"), tmp_path, ranks=2, only=("loader_workers",))
+
+    assert ablation.recipe.choices[0].settings == {"ranks": 2, "zero": 3, "offload": True}
 
 
 def test_of_what_one_device_is_too_small_for_nothing_faster_is_said(tmp_path):

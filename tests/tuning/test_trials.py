@@ -21,14 +21,8 @@ from flatout.records.trial import Outcome, Workload
 from flatout.records.trial_result import TrialResult
 from flatout.tuning.trials import TrialOptions, _shortage_words, outcome_of
 from tests.left_behind import left_behind, left_since
-from tests.support.trial_runs import copy_scripts, trial_of
-
-
-def profile_of(command, **options):
-    trial = trial_of(command, **options)
-    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
-    assert trial.details["errors"] == []
-    return trial.profile
+from tests.support.programs import python
+from tests.support.trial_runs import copy_scripts, profile_of, trial_of
 
 
 @pytest.mark.slow
@@ -329,13 +323,7 @@ def test_script_that_asks_its_terminal_for_the_width_is_answered():
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
 
-    done = subprocess.run(
-        [sys.executable, "-c", ON_TERMINAL, str(folder)],
-        stdin=theirs,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python(["-c", ON_TERMINAL, str(folder)], stdin=theirs, check=True)
 
     os.close(ours)
     os.close(theirs)

@@ -1,8 +1,6 @@
 """`flatout.apply` in real scripts, started as `python train.py`."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -11,6 +9,7 @@ from flatout.records.recipe import Choice, Recipe
 from flatout.workflow.apply import apply
 from flatout.workflow.recipe_files import write_recipe
 from tests.paths import ROOT
+from tests.support.programs import python
 
 TRAIN = """
 import torch
@@ -45,14 +44,7 @@ def trained(folder, source, **variables):
     (folder / "train.py").write_text(source)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "2"}
     environment |= {"XDG_CACHE_HOME": str(folder / "cache"), **variables}
-    done = subprocess.run(
-        [sys.executable, "train.py"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(["train.py"], cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return done
 

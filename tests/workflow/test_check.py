@@ -17,6 +17,7 @@ from flatout.records.json_records import from_plain, to_plain
 from flatout.workflow import check as checking
 from flatout.workflow import check_worker
 from flatout.workflow.check import Codes, check, diff, fix
+from tests.support.programs import python, ran
 
 FOUND = "import torch\nx = torch.zeros(3000).cuda()\n"
 FIXED = 'import torch\nx = torch.zeros(3000, device="cuda")\n'
@@ -91,19 +92,17 @@ def test_pipes_and_loops_of_links_are_named_and_do_not_block(project):
 
 
 def test_nothing_of_a_repository_is_run(project):
-    ran = project / "ran"
+    witness = project / "ran"
     for name in ("torch", "sitecustomize", "conftest", "json", "ast", "click", "tokenize"):
-        (project / f"{name}.py").write_text(f"import torch\nopen({str(ran)!r}, 'w')\n")
+        (project / f"{name}.py").write_text(f"import torch\nopen({str(witness)!r}, 'w')\n")
     (project / "train.py").write_text(FOUND)
     flatout = Path(sys.executable).parent / "flatout"
 
-    done = subprocess.run(
-        [flatout, "check", "."], cwd=project, capture_output=True, text=True, check=False
-    )
+    done = ran([flatout, "check", "."], cwd=project)
 
     assert done.returncode == 1, done.stderr
     assert "train.py:2:5: SYN10" in done.stdout
-    assert not ran.exists()
+    assert not witness.exists()
 
 
 def test_a_file_that_ends_the_worker_ends_no_other(project, monkeypatch):
@@ -354,9 +353,7 @@ fix(found, suggested=False)
 def test_a_full_disk_leaves_a_file_without_its_fix(project):
     (project / "a.py").write_text(FOUND)
 
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_ROOM], capture_output=True, text=True, check=False
-    )
+    done = python(["-c", WITHOUT_ROOM])
 
     assert "UserError: cannot write a.py: File too large" in done.stderr
     assert {path.name: path.read_text() for path in project.iterdir()} == {"a.py": FOUND}
@@ -443,6 +440,6 @@ def test_a_script_trains_to_the_same_losses_after_its_safe_fixes(project):
 
 def losses(path):
     command = [sys.executable, "-W", "ignore", path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = ran(command, check=True)
     assert done.stderr.count("\n") == 8
     return done.stderr, done.stdout

@@ -1,7 +1,6 @@
 """The demo: its job is made from what is installed, kept, and tuned."""
 
 import importlib.util
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from flatout.records.errors import UserError
 from flatout.workflow import demo
 from flatout.workflow.demo import make_job, scenarios
+from tests.support.programs import ran
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_the_job_is_a_script_that_trains_where_it_lies(tmp_path, few_images):
     job = make_job(tmp_path / "demo")
 
     command = [sys.executable, job.target, *job.arguments[:2], "--steps", "2", "--image-size", "32"]
-    done = subprocess.run(command, cwd=job.folder, capture_output=True, text=True, check=False)
+    done = ran(command, cwd=job.folder)
 
     assert done.returncode == 0, done.stderr
     assert "25 training images" in done.stdout

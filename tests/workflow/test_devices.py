@@ -1,19 +1,15 @@
-from flatout.records.machine import Device, Machine
+from flatout.records.machine import Device
 from flatout.workflow.doctor import busy_gpus, driver_fits, training_device
+from tests.techniques.facts import machine as a_machine
 
 CPU = Device(kind="cpu", name="Some CPU", memory_bytes=1)
 H200 = Device(kind="cuda", name="NVIDIA H200", memory_bytes=140 * 1024**3)
 
 
 def machine(*, devices=(), torch_version="2.13.0", features=frozenset(), **facts):
-    return Machine(
+    return a_machine(
         device=devices[0] if devices else CPU,
         devices=tuple(devices),
-        logical_cores=8,
-        usable_cores=8,
-        physical_cores=8,
-        memory_bytes=1,
-        shm_free_bytes=1,
         torch_version=torch_version,
         cpu_features=features,
         facts=facts,

@@ -3,11 +3,12 @@
 import json
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import ran
 
 ROOT = Path(__file__).parents[2]
 SECTION = "## From one GPU to many"
@@ -26,9 +27,7 @@ def shown():
 
 
 def run(words, folder):
-    return subprocess.run(
-        [FLATOUT, *words[1:]], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
+    return ran([FLATOUT, *words[1:]], cwd=folder, timeout=300)
 
 
 def test_the_section_plans_before_it_trains():

@@ -1,7 +1,7 @@
 import pytest
 
 from flatout.hardware.load import Load
-from flatout.records.machine import Device, Machine
+from flatout.records.machine import Device
 from flatout.workflow.doctor import (
     cores,
     disk,
@@ -12,17 +12,15 @@ from flatout.workflow.doctor import (
     shared_memory,
     threads,
 )
-
-GIB = 1024**3
+from tests.techniques.facts import GIB
+from tests.techniques.facts import machine as a_machine
 
 
 def machine(*, usable=8, logical=8, shm_free=GIB * 4, kind="cpu", **facts):
-    return Machine(
+    return a_machine(
         device=Device(kind=kind, name="A", memory_bytes=1),
         logical_cores=logical,
         usable_cores=usable,
-        physical_cores=1,
-        memory_bytes=16 * GIB,
         shm_free_bytes=shm_free,
         facts={"system": "Linux-6"} | facts,
     )

@@ -3,16 +3,9 @@
 import pytest
 
 from flatout.records.trial import Outcome
-from tests.support.trial_runs import trial_of
+from tests.support.trial_runs import profile_of, trial_of
 
 pytestmark = pytest.mark.slow
-
-
-def profile_of(command):
-    trial = trial_of(command)
-    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
-    assert trial.details["errors"] == []
-    return trial.profile
 
 
 def test_gradient_by_autograd_grad_ends_a_step_where_there_is_no_optimizer():
@@ -97,6 +90,16 @@ def test_a_loop_within_a_loop_makes_one_step_of_a_task():
     assert trial.profile.backwards_per_step == 3
     assert [model.calls_per_step for model in trial.profile.models] == [2, 1]
     assert sorted(optimizer.name for optimizer in trial.profile.optimizers) == ["Adam", "SGD"]
+
+
+def test_a_training_that_goes_on_from_a_file_has_one_model_and_whole_steps():
+    profile = profile_of("restored.py")
+
+    assert [(model.name, model.calls_per_step) for model in profile.models] == [("Net", 1)]
+    assert [optimizer.name for optimizer in profile.optimizers] == ["Adam"]
+    assert profile.samples_per_step == 6
+    assert profile.backwards_per_step == profile.batches_per_step == 1
+    assert profile.phases_ms["forward"] > 0
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from flatout.records.errors import UserError
 from flatout.records.recipe import Choice, Recipe
 from flatout.workflow.patch import patch
 from flatout.workflow.recipe_files import write_recipe
+from tests.support.programs import ran
 
 SCRIPT = """\
 import torch
@@ -264,9 +265,7 @@ def test_a_patched_script_trains_to_the_losses_of_its_recipe(tmp_path):
     flatout = [sys.executable, "-m", "flatout"]
     under_recipe = losses_said(tmp_path, *flatout, "run", "--with", "recipe.toml", "train.py")
 
-    done = subprocess.run(
-        [*flatout, "patch", "recipe.toml", "train.py"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = ran([*flatout, "patch", "recipe.toml", "train.py"], cwd=tmp_path)
     subprocess.run(["git", "apply"], input=done.stdout, cwd=tmp_path, text=True, check=True)
 
     assert done.stderr == ""
@@ -277,5 +276,5 @@ def test_a_patched_script_trains_to_the_losses_of_its_recipe(tmp_path):
 
 
 def losses_said(folder, *command):
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    done = ran(command, cwd=folder, check=True)
     return [float(x.split()[1]) for x in done.stdout.splitlines() if x.startswith("loss")]

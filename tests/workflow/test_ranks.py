@@ -1,8 +1,5 @@
 """Real trainings of two ranks with gloo: all are measured, all stop, the slow one is named."""
 
-import functools
-import shutil
-import sys
 from dataclasses import replace
 
 import psutil
@@ -11,39 +8,21 @@ import pytest
 from flatout.agent.guard.record import find_records
 from flatout.records.ablation import LossCheck
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.trial import Outcome, Workload
+from flatout.records.trial import Outcome
 from flatout.techniques.data.loader_workers import most_workers
 from flatout.tuning.guard_checker import GuardChecker, of_all_ranks
 from flatout.tuning.trial_runner import TrialRunner
-from flatout.tuning.trials import TrialOptions, run_trial
-from tests.support.trial_runs import copy_scripts, machine
+from tests.support.programs import workload_of
+from tests.support.trial_runs import copy_scripts, machine, profile_of, sound, trial_of
 
 pytestmark = pytest.mark.slow
 
+LAUNCHER = "-m torch.distributed.run"
 TORCHRUN = "--standalone --nproc-per-node 2 two_ranks.py"
 
 
-@functools.cache
-def trial_of(target, arguments, techniques=()):
-    folder = copy_scripts()
-    workload = Workload(
-        target=target, arguments=tuple(arguments.split()), folder=folder, python=sys.executable
-    )
-    try:
-        recipe = Recipe(choices=tuple(Choice(technique=name) for name in techniques))
-        return run_trial(workload, recipe, machine(), TrialOptions(limit_s=120.0))
-    finally:
-        shutil.rmtree(folder.parent)
-
-
 def torchrun(arguments, techniques=()):
-    return trial_of("-m torch.distributed.run", f"{TORCHRUN} {arguments}".strip(), techniques)
-
-
-def profile_of(trial):
-    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
-    assert trial.details["errors"] == []
-    return trial.profile
+    return trial_of(f"'{LAUNCHER}' {TORCHRUN} {arguments}", techniques)
 
 
 @pytest.mark.parametrize(
@@ -57,14 +36,14 @@ def profile_of(trial):
     ],
 )
 def test_slow_rank_is_named_with_its_cause(slow, because):
-    ranks = profile_of(torchrun(f"--slow {slow}")).ranks
+    ranks = sound(torchrun(f"--slow {slow}")).ranks
 
     assert [rank.is_straggler for rank in ranks] == [False, True]
     assert because in ranks[1].because
 
 
 def test_each_of_two_ranks_is_given_half_of_the_workers():
-    both = profile_of(torchrun("--slow data"))
+    both = sound(torchrun("--slow data"))
     here = replace(machine(), usable_cores=8, memory_bytes=2**40)
 
     assert len(both.ranks) == 2
@@ -72,21 +51,21 @@ def test_each_of_two_ranks_is_given_half_of_the_workers():
 
 
 def test_rank_that_is_ahead_waits_in_collectives():
-    first, second = profile_of(torchrun("--slow forward")).ranks
+    first, second = sound(torchrun("--slow forward")).ranks
 
     assert first.exposed_communication_ms > 10
     assert second.exposed_communication_ms < 0.5 * first.exposed_communication_ms
 
 
 def test_samples_are_those_of_all_ranks():
-    profile = profile_of(torchrun("--slow batch"))
+    profile = sound(torchrun("--slow batch"))
 
     assert profile.samples_per_step == 4 + 16
     assert profile.samples_per_s == pytest.approx(sum(r.samples_per_s for r in profile.ranks))
 
 
 def test_phases_of_a_rank_add_up_to_its_step():
-    for rank in profile_of(torchrun("--slow data")).ranks:
+    for rank in sound(torchrun("--slow data")).ranks:
         assert sum(rank.phases_ms.values()) == pytest.approx(rank.step_ms)
 
 
@@ -100,21 +79,17 @@ def test_ranks_stop_by_themselves_together():
 
 
 def test_ranks_that_the_script_spawns_are_measured_too():
-    profile = profile_of(trial_of("two_ranks.py", "--spawn --slow forward"))
+    profile = profile_of("two_ranks.py --spawn --slow forward")
 
     assert [rank.rank for rank in profile.ranks] == [0, 1]
     assert "forward takes it" in profile.ranks[1].because
 
 
 @pytest.mark.parametrize(
-    ("target", "arguments"),
-    [
-        ("-m torch.distributed.run", f"{TORCHRUN} --crash"),
-        ("two_ranks.py", "--spawn --crash"),
-    ],
+    "command", [f"'{LAUNCHER}' {TORCHRUN} --crash", "two_ranks.py --spawn --crash"]
 )
-def test_rank_that_fails_fails_the_trial_with_its_own_traceback(target, arguments):
-    trial = trial_of(target, arguments)
+def test_rank_that_fails_fails_the_trial_with_its_own_traceback(command):
+    trial = trial_of(command)
 
     assert trial.outcome is Outcome.CRASH
     assert trial.message == "ValueError: rank one lost its data"
@@ -133,12 +108,7 @@ def test_technique_that_one_rank_refuses_was_not_applied():
 
 
 def lab_of(out, target, arguments):
-    workload = Workload(
-        target=target,
-        arguments=tuple(arguments.split()),
-        folder=copy_scripts(),
-        python=sys.executable,
-    )
+    workload = workload_of(copy_scripts(), target, *arguments.split())
     return TrialRunner(workload=workload, machine=machine(), out=out, limit_s=250.0)
 
 
@@ -148,7 +118,7 @@ def both_recorded(path):
 
 
 def test_every_rank_is_judged(tmp_path):
-    lab = lab_of(tmp_path, "-m torch.distributed.run", TORCHRUN)
+    lab = lab_of(tmp_path, LAUNCHER, TORCHRUN)
     referee = GuardChecker(lab, lambda _: None)
 
     check = referee.check(Recipe(choices=(Choice(technique="fused_optimizer"),)))
@@ -159,7 +129,7 @@ def test_every_rank_is_judged(tmp_path):
 
 def test_ranks_that_hold_different_parameters_are_judged_each_by_itself(tmp_path):
     launched = TORCHRUN.replace("two_ranks.py", "two_stages.py")
-    referee = GuardChecker(lab_of(tmp_path, "-m torch.distributed.run", launched), lambda _: None)
+    referee = GuardChecker(lab_of(tmp_path, LAUNCHER, launched), lambda _: None)
 
     check = referee.check(
         Recipe(choices=(Choice(technique="loader_workers", settings={"num_workers": 1}),))
@@ -186,6 +156,6 @@ def test_the_rank_that_fails_decides_and_is_named():
 
 
 def test_training_of_one_process_has_no_ranks():
-    trial = trial_of("-m torch.distributed.run", "--standalone --nproc-per-node 1 plain_loop.py")
+    profile = profile_of(f"'{LAUNCHER}' --standalone --nproc-per-node 1 plain_loop.py")
 
-    assert profile_of(trial).ranks == ()
+    assert profile.ranks == ()

@@ -13,6 +13,7 @@ import pytest
 
 from flatout.records.errors import UserError
 from flatout.workflow import ray_hosts
+from tests.support.programs import python, ran
 from tests.workflow.test_hosts import SCRIPT
 
 ray = pytest.importorskip("ray", reason="no Ray here")
@@ -65,9 +66,7 @@ def on_ray(cluster, tmp_path):
 def test_two_hosts_train_like_one_process(on_ray, tmp_path):
     process = on_ray(SCRIPT, "--ranks", "1", "--hosts", "2")
     together, told = process.communicate(timeout=240)
-    alone = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True, text=True
-    ).stdout
+    alone = python(["train.py"], cwd=tmp_path, check=True).stdout
 
     assert process.returncode == 0, told
     assert re.findall(r"loss \S+", together) == [alone.strip()]  # rank 0 alone prints
@@ -111,14 +110,7 @@ def test_without_a_cluster_it_says_so_in_one_line(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1", "RAY_TMPDIR": str(tmp_path)}
 
-    done = subprocess.run(
-        [FLATOUT, "run", "--ray", "--ranks", "1", "train.py"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([FLATOUT, "run", "--ray", "--ranks", "1", "train.py"], cwd=tmp_path, env=environment)
 
     assert done.returncode == 2
     assert "found no cluster" in done.stderr

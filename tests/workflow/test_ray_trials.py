@@ -14,9 +14,10 @@ from flatout.hardware.machine import read_machine
 from flatout.launch.trial_process import is_overlaid
 from flatout.records.errors import UserError
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.trial import Outcome, Workload
+from flatout.records.trial import Outcome
 from flatout.tuning.pair_hosts import HostTask
 from flatout.workflow import ray_trials
+from tests.support.programs import ran, workload_of
 from tests.workflow.test_hosts import SCRIPT
 from tests.workflow.test_ray_hosts import LONG, trainings_in
 
@@ -94,14 +95,7 @@ def test_what_ray_does_not_go_with_is_refused_in_one_line(tmp_path, words, said)
 
 
 def tuned(folder, *words, environment=None):
-    done = subprocess.run(
-        [FLATOUT, "tune", *words, "train.py"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([FLATOUT, "tune", *words, "train.py"], cwd=folder, env=environment)
     return done.returncode, done.stderr
 
 
@@ -145,9 +139,7 @@ def cluster():
 @pytest.fixture
 def workload(tmp_path):
     (tmp_path / "train.py").write_text(TRAINING)
-    return Workload(
-        target="train.py", arguments=(str(tmp_path),), folder=tmp_path, python=sys.executable
-    )
+    return workload_of(tmp_path, "train.py", str(tmp_path))
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
-import contextlib
-import resource
-
 import pytest
 
 from flatout import __version__
 from flatout.records.errors import UserError
 from flatout.records.recipe import Choice, Recipe
 from flatout.workflow.recipe_files import is_compatible, read_recipe, write_recipe
+from tests.records.test_files import files_of_at_most
 
 WORKERS = Choice(technique="loader_workers", settings={"num_workers": 3, "prefetch_factor": 2})
 
@@ -204,17 +202,6 @@ def test_a_write_that_fails_half_way_leaves_the_old_recipe_as_it_was(tmp_path):
 
     assert path.read_text() == before
     assert [item.name for item in tmp_path.iterdir()] == ["recipe.toml"]
-
-
-@contextlib.contextmanager
-def files_of_at_most(size_bytes):
-    """Let the kernel refuse longer files, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_recipe_is_as_readable_as_any_other_file(tmp_path):

@@ -16,6 +16,7 @@ import pytest
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Workload
 from flatout.workflow.run import RunOptions, run
+from tests.paths import ROOT
 from tests.support.trial_runs import copy_scripts
 
 NOT_APPLIED = Recipe(choices=(Choice(technique="channels_last"),))
@@ -60,6 +61,25 @@ def test_what_was_not_applied_is_said_in_the_reader_s_language(folder, capfd):
         "flatout: channels_last: 적용하지 않았습니다(적용할 수 없음). "
         "바꿀 것이 없습니다. 모델에 2차원 합성곱이 없습니다"
     ]
+
+
+@pytest.mark.slow
+def test_what_a_technique_that_acted_found_is_said_in_the_reader_s_language(tmp_path, capfd):
+    shutil.copy(ROOT / "tests/scripts/data/techniques.py", tmp_path)
+    workload = Workload(
+        target="techniques.py",
+        arguments=("sorted", "0", "1"),
+        folder=tmp_path,
+        python=sys.executable,
+    )
+    recipe = Recipe(choices=(Choice(technique="block_order"),))
+
+    code = run(workload, recipe, RunOptions(language="ko"))
+
+    said = [line for line in capfd.readouterr().err.splitlines() if "flatout" in line]
+    assert code == 0
+    assert len(said) == 1
+    assert said[0].startswith("flatout: block_order: 에폭 하나에 샘플 64개 중 64개가 한 번씩")
 
 
 @pytest.mark.chaos

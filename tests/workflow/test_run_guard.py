@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from flatout.cli import call
 from flatout.records.errors import UserError
 from flatout.records.plan import Amount, NumberSource, Plan, Rung
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.trial import Workload
 from flatout.workflow.run import (
     RunOptions,
     next_recipes,
@@ -20,6 +18,7 @@ from flatout.workflow.run import (
     tell_exhaustion,
 )
 from tests.paths import ROOT
+from tests.support.programs import workload_of
 
 HUNGRY = ROOT / "tests/scripts/whole/hungry.py"
 MIB = 2**20
@@ -54,12 +53,7 @@ def write_plan(folder, *ladder, allocated=3 * MIB, capacity=2 * MIB):
 
 def hungry(folder, command=""):
     shutil.copy(HUNGRY, folder / "hungry.py")
-    return Workload(
-        target="hungry.py",
-        arguments=tuple(command.split()),
-        folder=folder,
-        python=sys.executable,
-    )
+    return workload_of(folder, "hungry.py", *command.split())
 
 
 def test_the_second_step_is_held_against_the_plan(tmp_path, capfd):

@@ -3,18 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from flatout.records.machine import Device, Machine
+from flatout.records.machine import Device
 from flatout.workflow.doctor import allocator, compiler, variables, versions
+from tests.techniques.facts import machine as a_machine
 
 
 def machine(*, torch_version="2.13.0", kind="cpu", tcmalloc=None, **facts):
-    return Machine(
+    return a_machine(
         device=Device(kind=kind, name="A", memory_bytes=1),
-        logical_cores=1,
-        usable_cores=1,
-        physical_cores=1,
-        memory_bytes=1,
-        shm_free_bytes=1,
         torch_version=torch_version,
         tcmalloc_path=tcmalloc,
         facts={"python": "3.11.7"} | facts,

@@ -1,7 +1,6 @@
 """How the workers that `loader_workers` brings in start, in real trainings."""
 
 import re
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome, Workload
 from flatout.workflow.run import run
+from tests.support.programs import ran
 from tests.support.trial_runs import SCRIPTS, copy_scripts, trial_of
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ SHORT = {"measure_s": 2.0}
 def alone(arguments):
     """Run the script as a user would, for one epoch, without flatout."""
     command = [sys.executable, SCRIPT, "--epochs", "1", *arguments.split()]
-    return subprocess.run(command, cwd=SCRIPTS, capture_output=True, text=True, timeout=120)
+    return ran(command, cwd=SCRIPTS, timeout=120)
 
 
 def batches_of(text):

@@ -8,18 +8,16 @@ import pytest
 
 from flatout.records.ablation import LossCheck, Verdict, ablation_from_json
 from flatout.records.machine import Device, Machine
+from flatout.records.messages import words
 from flatout.records.profile import (
-    LoaderFacts,
-    ModelFacts,
-    OptimizerFacts,
     PeakBytes,
-    Profile,
     Spread,
 )
 from flatout.records.technique import Numerics
-from flatout.records.trial import Applied, Outcome, Trial, Workload
+from flatout.records.trial import TECHNIQUE_NOTE, Applied, Outcome, Trial, Workload
 from flatout.reporting.tuning.verdict import verdict_of
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
+from tests.techniques import facts
 
 MACHINE = Machine(
     device=Device(kind="cpu", name="test cpu", memory_bytes=2**34),
@@ -49,6 +47,8 @@ class World:
     looked: list[str] = field(default_factory=list)
     load: dict[str, float] = field(default_factory=dict)
     interrupt_after: int = 10**9
+    said: dict[str, str] = field(default_factory=dict)
+    """What techniques that act say at their end."""
 
     def __post_init__(self):
         self.random = random.Random(self.seed)
@@ -71,7 +71,14 @@ class World:
         return Trial(
             recipe=recipe,
             outcome=Outcome.OK,
-            profile=profile(step_ms),
+            profile=replace(
+                profile(step_ms),
+                notes=tuple(
+                    words(TECHNIQUE_NOTE, technique=name, why=self.said[name])
+                    for name in recipe.names
+                    if name in self.said
+                ),
+            ),
             applied=tuple(Applied(technique=n, status="applied") for n in recipe.names),
             wall_s=1.0,
             details={"load": self.load},
@@ -80,41 +87,18 @@ class World:
 
 def profile(step_ms):
     scale = step_ms / 100.0
-    return Profile(
+    return facts.profile(
         step_ms=Spread(median=step_ms, p10=step_ms, p90=step_ms, n=8),
         phases_ms={name: ms * scale for name, ms in PHASES.items()} | {"h2d": 0.0},
         samples_per_s=1e3 * 16 / step_ms,
-        device_kind="cpu",
         device_name="test cpu",
         device_busy_share=0.6,
         peak_bytes=PeakBytes(device=2**30),
         warmup_ms=500.0,
         cpu_threads=2,
-        loaders=(
-            LoaderFacts(
-                address="train.py:main#0",
-                is_training=True,
-                dataset="Images",
-                dataset_len=1000,
-                batch_size=16,
-                num_workers=0,
-                pin_memory=False,
-                persistent_workers=False,
-                prefetch_factor=None,
-                batch_bytes=10**6,
-                fetch_ms=40.0 * scale,
-            ),
-        ),
-        models=(
-            ModelFacts(
-                name="Net", parameters=10**6, parameter_bytes=4 * 10**6, dtypes=("float32",)
-            ),
-        ),
-        optimizers=(
-            OptimizerFacts(
-                name="AdamW", parameters=10**6, has_fused_option=True, parameter_tensors=60
-            ),
-        ),
+        loaders=(facts.loader(address="train.py:main#0", batch_size=16, fetch_ms=40.0 * scale),),
+        models=(facts.model(parameters=10**6, parameter_bytes=4 * 10**6),),
+        optimizers=(facts.optimizer(parameters=10**6, parameter_tensors=60),),
     )
 
 
@@ -421,3 +405,15 @@ def test_with_time_for_one_more_the_open_techniques_go_together_before_a_lesser_
 
     assert any(row.together_with for row in ablation.rows)
     assert "not tried, no time: fused_optimizer" in " ".join(ablation.notes)
+
+
+def test_what_the_techniques_of_the_recipe_say_at_their_end_is_noted(tmp_path):
+    said = {"bf16_autocast": "2 of 3 modules replaced", "fused_optimizer": "nothing"}
+    world = World({"bf16_autocast": 0.6, "fused_optimizer": 1.5}, said=said)
+
+    ablation = run(world, tmp_path, only=tuple(said))
+
+    assert ablation.recipe.names == ("bf16_autocast",)
+    assert [note for note in ablation.notes if "found at its end" in note] == [
+        "what bf16_autocast found at its end: 2 of 3 modules replaced"
+    ]

@@ -17,6 +17,7 @@ from flatout.tuning.trial_runner import TrialRunner
 from flatout.tuning.trials import run_trial
 from flatout.workflow.recipe_files import read_recipe
 from flatout.workflow.tune import tune
+from tests.support.programs import ran
 
 SCRIPT = """\
 import time
@@ -58,7 +59,7 @@ def undisturbed(workload, recipe, machine, options):
 
 
 def losses_of(*command):
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = ran(command, check=True)
     return [float(x.split()[1]) for x in done.stdout.splitlines() if x.startswith("loss")]
 
 

@@ -1,17 +1,17 @@
 """Workers that die in a trial of the tuner get one more, with fewer of them."""
 
 import shutil
-import sys
 from dataclasses import dataclass, replace
 
 import pytest
 
 from flatout.records.ablation import Verdict
-from flatout.records.trial import Outcome, Workload
+from flatout.records.trial import Outcome
 from flatout.reporting.terminal import render_ablation
 from flatout.tuning.trials import run_trial
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 from tests.analysis.test_loader_faults import SCRIPT
+from tests.support.programs import workload_of
 from tests.support.trial_runs import machine
 from tests.workflow.test_tune import World, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
@@ -99,9 +99,7 @@ def test_workers_that_the_user_keeps_out_are_not_halved(tmp_path):
 def test_a_real_script_whose_four_workers_die_runs_with_two(tmp_path):
     (tmp_path / "work").mkdir()
     shutil.copy(SCRIPT, tmp_path / "work")
-    workload = Workload(
-        target=SCRIPT.name, arguments=("too_many",), folder=tmp_path / "work", python=sys.executable
-    )
+    workload = workload_of(tmp_path / "work", SCRIPT.name, "too_many")
     options = TuneOptions(
         out=tmp_path / "out", budget_s=120.0, only=("loader_workers",), accepts_load=True
     )
@@ -128,9 +126,7 @@ def test_real_workers_that_a_tuning_proposes_and_that_fail_are_tried_once_more(
 ):
     (tmp_path / "work").mkdir()
     shutil.copy(SCRIPT, tmp_path / "work")
-    workload = Workload(
-        target=SCRIPT.name, arguments=(how,), folder=tmp_path / "work", python=sys.executable
-    )
+    workload = workload_of(tmp_path / "work", SCRIPT.name, how)
     options = TuneOptions(
         out=tmp_path / "out",
         budget_s=400.0,

@@ -10,6 +10,7 @@ from flatout.records.recipe import Recipe
 from flatout.records.trial import Outcome, Workload
 from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.tune import TuneOptions, tune
+from tests.support.programs import workload_of
 from tests.support.trial_runs import machine
 
 pytestmark = pytest.mark.slow
@@ -50,11 +51,8 @@ for step in range(400):
 
 def launched(folder, text):
     (folder / "train.py").write_text(text)
-    return Workload(
-        target="-m torch.distributed.run",
-        arguments=("--standalone", "--nproc-per-node", "2", "train.py"),
-        folder=folder,
-        python=sys.executable,
+    return workload_of(
+        folder, "-m torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"
     )
 
 

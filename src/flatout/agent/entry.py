@@ -104,6 +104,8 @@ def _start_probes(session: Session, recorder: "Recorder", wanted: Mapping[str, A
 def _tell_not_applied(session: Session) -> None:
     """Say on stderr which techniques of the recipe did nothing; silence would be a false promise.
 
+    And what those that acted found at their end: samples that changed, an order that was counted.
+
     Only where training steps were made: spawned loader workers import torch and end here too.
     """
     if not session.is_mine() or not (session.counts or session.trains_elsewhere):
@@ -120,6 +122,8 @@ def _tell_not_applied(session: Session) -> None:
         if status != "applied":
             about = {"status": says[f"status_{status}"], "why": session.spec.translated(why)}
             sys.stderr.write(f"flatout: {says['not_applied'].format(technique=name, **about)}\n")
+        elif why:
+            sys.stderr.write(f"flatout: {name}: {session.spec.translated(why)}\n")
 
 
 def _seed(seed: int | None) -> None:

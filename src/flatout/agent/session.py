@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 NO_THREAD = -1
-"""Identifies no thread: the session of a child that was forked off another thread."""
+"""Identifies no thread: the session is over."""
 FED_SHARE = 1 / 8
 """A loader of which fewer training calls have batches, against the one of which most have, feeds
 none: the first batch of an evaluation set is shown, or its shape is printed."""
 FEW_FEEDINGS = 8
 """After as many more, one that took part in a single one feeds none either."""
+FEW_OF_SEVERAL = 2
+"""The same where another loader took part in more."""
 MAX_ERRORS = 20
 """Probe failures kept; more of the same say nothing new."""
 
@@ -40,6 +42,8 @@ class Session:
     on. A technique that fails leaves the value as it was and is recorded as failed.
     """
 
+    optimizer_count = 0
+    """Optimizers that the script built so far, also those that are gone."""
     root_count = 0
     """Roots that were found, also those that are gone."""
     last_size = 0
@@ -67,7 +71,10 @@ class Session:
         self.clock = Clock()
         self.segment = Segment()
         self.segments: list[Segment] = []
+        # Segments by the optimizer that ended them; in `places`, of which there are few, one that is
+        # built again goes on for one that is gone.
         self.counts: dict[int, int] = {}
+        self.places: dict[int, int] = {}
         self._roots: list[Callable[[], torch.nn.Module | None]] = []
         self.training_calls: dict[int, Callable[..., Any]] = {}
         self.loaders: dict[str, LoaderSeen] = {}
@@ -89,7 +96,10 @@ class Session:
         self.sampler = StepSampler(self, spec.skips_below_s)
         self.model_facts: list[dict[str, Any]] = []
         self.optimizer_facts: list[dict[str, Any]] = []
-        self._optimizers: list[Any] = []
+        # By their place in the order of construction; loops may build any number.
+        self._optimizers: weakref.WeakValueDictionary[int, torch.optim.Optimizer] = (
+            weakref.WeakValueDictionary()
+        )
         self._described: list[Callable[[], Any]] = []
         """The optimizers that `optimizer_facts` are of."""
         self.in_backward: set[int] = set()
@@ -125,19 +135,16 @@ class Session:
     @property
     def optimizers(self) -> list["torch.optim.Optimizer"]:
         """The live optimizers that the script built, in order."""
-        return [found for ref in self._optimizers if (found := ref()) is not None]
+        return list(self._optimizers.values())
 
     @property
-    def optimizer_count(self) -> int:
-        """How many optimizers the script built so far, those that are gone among them."""
-        return len(self._optimizers)
+    def made_steps(self) -> int:
+        """Training steps so far: of several optimizers the one that steps least counts."""
+        return min(self.places.values(), default=0)
 
     def has_optimizer(self) -> bool:
         """Return whether any optimizer that the script built lives."""
-        for reference in self._optimizers:  # noqa: SIM110  no generator: this runs in every step
-            if reference() is not None:
-                return True
-        return False
+        return len(self._optimizers) > 0
 
     @property
     def last_scale(self) -> float:
@@ -242,9 +249,10 @@ class Session:
                 except Exception as error:  # noqa: BLE001  as at every hook point: the trial says so
                     self.status[name] = ("failed", f"{type(error).__name__}: {error}"[:500])
 
-    def add_optimizer(self, reference: Callable[[], Any]) -> None:
+    def add_optimizer(self, optimizer: "torch.optim.Optimizer") -> None:
         """Remember an optimizer, by weak reference."""
-        self._optimizers.append(reference)
+        self._optimizers[self.optimizer_count] = optimizer
+        self.optimizer_count += 1
 
     def add_root(self, module: "torch.nn.Module", number: int | None = None) -> None:
         """Remember a root, in the place of one that is over where it has its number."""
@@ -278,15 +286,11 @@ class Session:
 
     def number_of(self, optimizer: Any) -> int:
         """Return the place of an optimizer in the order of construction, -1 when unknown."""
-        for number, reference in enumerate(self._optimizers):
-            if reference() is optimizer:
-                return number
-        return -1
+        return next((n for n, one in self._optimizers.items() if one is optimizer), -1)
 
     def lives(self, number: int) -> bool:
         """Return whether an optimizer lives; of one that was never built here that is assumed."""
-        known = 0 <= number < len(self._optimizers)
-        return not known or self._optimizers[number]() is not None
+        return number in self._optimizers or not 0 <= number < self.optimizer_count
 
     def note_drawn(self, address: str) -> None:
         """Note that a loader gave a batch."""
@@ -323,8 +327,10 @@ class Session:
             self.fed[address] = first, count + 1
         shares = {a: n / (self.feedings - first + 1) for a, (first, n) in self.fed.items()}
         least = FED_SHARE * max(shares.values(), default=0.0)
+        is_fed_again = any(count > 1 for _first, count in self.fed.values())
+        few = FEW_OF_SEVERAL if is_fed_again else FEW_FEEDINGS
         for address, (first, count) in self.fed.items():
-            is_rare = count == 1 and self.feedings - first > FEW_FEEDINGS
+            is_rare = count == 1 and self.feedings - first > few
             if address in self.loaders:
                 self.loaders[address].is_training = shares[address] >= least and not is_rare
 
@@ -349,10 +355,17 @@ class Session:
                 self.fire("segment", one)
             self.fire("segments", ended)
 
+    def leave(self) -> None:
+        """Listen no more, and let the models go: the training goes on for any time."""
+        self.thread = NO_THREAD
+        self._roots.clear()
+        self.training_calls.clear()
+
     def forget(self) -> None:
         """Begin the record again: what was found so far were not the script's own steps."""
         self.segments.clear()
         self.counts.clear()
+        self.places.clear()
         self._unreported.clear()
         self.sampler.reset()
 
@@ -369,7 +382,12 @@ class Session:
         if self.is_recording:
             self.segments.append(segment)
         self._unreported.append(segment)
-        self.counts[segment.who] = self.counts.get(segment.who, 0) + 1
+        who, made = segment.who, self.places
+        self.counts[who] = self.counts.get(who, 0) + 1
+        if who not in made:
+            gone = next((one for one in made if not self.lives(one)), who)
+            made[who] = made.pop(gone, 0)
+        made[who] += 1
 
     def _apply(
         self, technique: Technique, hook_point: str, value: Value, context: tuple[Any, ...]
@@ -404,16 +422,16 @@ class Session:
 
     def _forked(self) -> None:
         """Start an empty record: a forked child may train too (it is then a trainer of its own)."""
+        if self.thread == NO_THREAD:
+            return
         self._become_own()
         self.clock = Clock()
-        self.segment, self.segments, self.counts = Segment(), [], {}
+        self.segment, self.segments, self.counts, self.places = Segment(), [], {}, {}
         self._unreported = []
         self.sampler.reset()
         self.sampler.below_s = 0.0
         self.errors.clear()
         self.trains_elsewhere = self.draws_elsewhere = False
-        if threading.current_thread() is not threading.main_thread():
-            self.thread = NO_THREAD
 
 
 def _open_signs(folder: str) -> "mmap.mmap | bytearray":

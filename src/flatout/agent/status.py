@@ -70,8 +70,8 @@ class Publisher:
 
     @property
     def steps(self) -> int:
-        """Training steps so far: of several optimizers the one that steps least counts."""
-        return min(self.session.counts.values(), default=0)
+        """Training steps so far."""
+        return self.session.made_steps
 
     def publish(self, moment: float) -> None:
         """Write the record; never more often than its cost allows."""
@@ -121,7 +121,8 @@ class Publisher:
     def _add_up(self) -> None:
         rows, self.rows = self.rows, []
         for segment in rows:
-            self.samples += segment.samples or (0 if self.session.loaders else segment.called)
+            called = 0 if self.session.loaders else segment.called_with
+            self.samples += segment.samples or called
             for phase, value in enumerate(segment.seconds if segment.is_sampled else ()):
                 self.totals[phase] += value
 

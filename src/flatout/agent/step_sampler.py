@@ -198,12 +198,12 @@ class StepSampler:
     def _may_skip(self) -> bool:
         """Return whether steps are alike and no listener needs each of them."""
         session = self.session
-        counts = session.counts
+        places = session.places
         if session.is_marked or session.techniques:
             return False
-        if len(counts) > 1 and sum(map(session.lives, counts)) != 1:
+        if len(places) > 1 and sum(map(session.lives, places)) != 1:
             return False  # several take turns; those of a training before this one are gone
-        if min(counts) < 0:
+        if min(places) < 0:
             return False  # no optimizer: backward ends the steps
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():

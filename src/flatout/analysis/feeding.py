@@ -174,10 +174,7 @@ def _way_ms(profile: Profile, cores: int, load: Loading, workers: float) -> floa
 def share_of(profile: Profile, *stages: str, otherwise: float) -> float:
     """Return the part of a sample's making that some stages take.
 
-    Args:
-        profile: With the pipeline's diagnosis, where someone looked.
-        stages: Names as in `flatout.records.journey.STAGES`.
-        otherwise: What is taken for it where no one looked.
+    `otherwise`: what is taken for it where no one looked.
     """
     pipeline = profile.pipeline
     if pipeline is None:

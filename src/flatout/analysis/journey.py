@@ -375,14 +375,7 @@ def pipeline_of(
     machine: Machine,
     known: Collection[str],
 ) -> Pipeline | None:
-    """Return the diagnosis; None where no sample was looked at.
-
-    Args:
-        seen: What the probe wrote.
-        profile: Of the timed pass, with its ceilings.
-        machine: Where it ran.
-        known: Names of the techniques there are.
-    """
+    """Return the diagnosis; None where no sample was looked at."""
     if not seen or not seen["samples"]:
         return None
     samples = seen["samples"]

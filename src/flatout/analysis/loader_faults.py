@@ -168,9 +168,6 @@ def fewer_workers(recipe: Recipe, code: str | None) -> Choice | None:
 def half_of_own_workers(details: Mapping[str, Any]) -> Recipe | None:
     """Return a recipe with half of the script's own workers, where a fault says that fewer may do.
 
-    Args:
-        details: of the trial of the unchanged script: its fault, and its loaders.
-
     >>> own = [{"address": "main:1", "num_workers": 16, "prefetch_factor": 4}]
     >>> half_of_own_workers({"fault": "worker_killed", "loaders": own}).label
     'loader_workers num_workers=8 prefetch_factor=4'
@@ -193,9 +190,6 @@ def half_of_own_workers(details: Mapping[str, Any]) -> Recipe | None:
 
 def emptiness(loader: Mapping[str, Any]) -> str:
     """Return why a script took no step whose loader ended without having given a batch.
-
-    Args:
-        loader: what it was asked, and its address.
 
     >>> emptiness({"address": "train.py:main<train.py:<module>#0", "dataset": "Images",
     ...            "dataset_len": 0, "batch_size": 4})

@@ -75,13 +75,7 @@ def plan(rows: Sequence[Seen], ceilings: DeviceCeilings) -> tuple[Change, ...]:
 def advised(
     change: Change, rows: Sequence[Seen], times: Mapping[int, tuple[float, float]]
 ) -> ProductAdvice:
-    """Return the advice with its measured gain.
-
-    Args:
-        change: What was timed.
-        rows: All products of the step.
-        times: Milliseconds of one call as it is and changed, by place.
-    """
+    """Return the advice with its measured gain."""
     counts = {place: rows[place].product.count for place in change.calls}
     measured = saved_ms = None
     if set(times) == set(change.calls):

@@ -153,8 +153,7 @@ class ScreenFit:
     def best(self, among: Collection[str] | None = None) -> Cell:
         """Return the recipe with the shortest fitted step, without what brings next to nothing.
 
-        Args:
-            among: Labels of the techniques that it may hold; None for all.
+        `among`: labels of the techniques that it may hold; None for all.
         """
         known = {name for term in self.terms for name in term}
         known = known if among is None else known & {*among}

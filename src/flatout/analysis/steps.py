@@ -177,12 +177,7 @@ def trainings_of(whos: Sequence[int]) -> list[slice]:
 
 
 def groups_of(rows: Sequence[Row], whos: Sequence[int]) -> list[list[list[Row]]]:
-    """Return the segments of each step, by training; those after a last step belong to none.
-
-    Args:
-        rows: What is known of each segment.
-        whos: Of each the optimizer that ended it.
-    """
+    """Return the segments of each step, by training; those after a last step belong to none."""
     found = []
     for training in trainings_of(whos) if whos else ():
         places = places_of(whos[training])
@@ -238,7 +233,7 @@ def step_of(group: Sequence[Segment]) -> Step:
             seconds=tuple(part.seconds),
             end=part.end,
             batches=part.batches,
-            samples=part.samples or _called_with(part),
+            samples=part.samples or part.called_with,
             backwards=part.backwards,
             is_dirty=part.evals + part.loader_starts > 0 or part.seconds[SAVE] > 0,
             losses=tuple(part.losses),
@@ -254,7 +249,8 @@ def step_of(group: Sequence[Segment]) -> Step:
         seconds=tuple(seconds),
         end=group[-1].end,
         batches=sum(part.batches for part in group),
-        samples=_samples_of(group),
+        # Without batches it is what the model was given.
+        samples=sum(part.samples for part in group) or sum(part.called_with for part in group),
         backwards=sum(part.backwards for part in group),
         is_dirty=evals + starts > 0 or seconds[SAVE] > 0,
         losses=tuple(loss for part in group for loss in part.losses),
@@ -264,22 +260,6 @@ def step_of(group: Sequence[Segment]) -> Step:
         calls=tuple(map(sum, itertools.zip_longest(*(part.calls for part in group), fillvalue=0))),
         is_sampled=all(part.is_sampled for part in group),
     )
-
-
-def _samples_of(group: Sequence[Segment]) -> int:
-    """Return the samples of a step: those of its batches; without any, what its model was given."""
-    return sum(part.samples for part in group) or sum(map(_called_with, group))
-
-
-def _called_with(part: Segment) -> int:
-    """Return the samples that the first root was called with.
-
-    Of several calls and one backward, each has the same samples: two views of them, steps in time.
-    """
-    calls = part.calls[0] if part.calls else 0
-    if not 0 < part.backwards < calls:
-        return part.called
-    return round(part.called * part.backwards / calls)
 
 
 def _communication(group: Sequence[Segment]) -> tuple[float, ...]:

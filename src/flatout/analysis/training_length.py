@@ -28,11 +28,6 @@ def find_length(
 
     The command line wins over the script, and steps win over epochs, as in the trainers that take
     both: they end at a positive number of steps.
-
-    Args:
-        text: The script's source; empty where it is not known.
-        arguments: The script's own words on the command line.
-        epoch_steps: Steps of one epoch, where the training loader's length gives it away.
     """
     given = dict(_given(arguments))
     written = _written(text)

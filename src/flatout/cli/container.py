@@ -4,9 +4,7 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import asked_language
-
-PATH = click.Path(path_type=Path)
+from flatout.cli.options import PATH, asked_language
 
 
 @click.command("container")

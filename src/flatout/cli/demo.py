@@ -8,21 +8,13 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import language_option, seconds, show
+from flatout.cli.options import budget_option, language_option, out_option, show
 
 
 @click.command("demo")
 @click.argument("what", type=click.Choice(["photographs", "tiling"]), default="photographs")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("flatout-demo"),
-    show_default=True,
-    help="Folder for script, photographs, reports and recipe.",
-)
-@click.option(
-    "--budget", default="6m", callback=seconds, show_default=True, help="Time: 90s, 6m, 1h."
-)
+@out_option("flatout-demo", "Folder for script, photographs, reports and recipe.")
+@budget_option("6m")
 @click.option(
     "--training",
     is_flag=True,

@@ -11,11 +11,13 @@ from rich.console import Console
 
 from flatout.cli.options import (
     ScriptCommand,
+    file_option,
     json_option,
     language_option,
+    limit_option,
     quiet_option,
+    recipe_option,
     script,
-    seconds,
     show,
     terminal_width,
 )
@@ -108,13 +110,10 @@ def _line(text: str) -> None:
     show(text + "\n", is_error=True)
 
 
-PATH = click.Path(path_type=Path)
-
-
 @click.command("measure", cls=ScriptCommand)
 @json_option
-@click.option("--html", "html_path", type=PATH, help="Write the report as one HTML file too.")
-@click.option("--markdown", "markdown_path", type=PATH, help="Write the report as Markdown too.")
+@file_option("--html", "Write the report as one HTML file too.")
+@file_option("--markdown", "Write the report as Markdown too.")
 @language_option
 @quiet_option
 @click.option("--details", is_flag=True, help="Show everything that was measured.")
@@ -126,25 +125,10 @@ PATH = click.Path(path_type=Path)
     show_default=True,
     help="Fresh processes to time: with 2 or more, compare gives an interval.",
 )
-@click.option(
-    "--limit",
-    "limit_s",
-    default="5m",
-    callback=seconds,
-    show_default=True,
-    help="Time for all runs together: 90s, 10m, 1h.",
-)
-@click.option(
-    "--with",
-    "recipe_path",
-    type=PATH,
-    help="Measure with this recipe instead of the script as it is.",
-)
-@click.option(
-    "--trace",
-    "trace_path",
-    type=PATH,
-    help="Trace a few steps into this file (.json.gz or .json), or folder for TensorBoard.",
+@limit_option("all runs together")
+@recipe_option("Measure with this recipe instead of the script as it is.")
+@file_option(
+    "--trace", "Trace a few steps into this file (.json.gz or .json), or folder for TensorBoard."
 )
 @script
 def command(  # noqa: PLR0913, PLR0917  one argument an option

@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
@@ -16,6 +16,8 @@ from flatout.records.errors import UserError
 from flatout.records.files import STDOUT
 from flatout.records.messages import LANGUAGES, messages
 
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+PATH = click.Path(path_type=Path)
 MODULE = "-m"
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
@@ -142,16 +144,47 @@ def _note_json(context: click.Context, _option: click.Parameter, path: Path | No
 json_option = click.option(
     "--json",
     "json_path",
-    type=click.Path(path_type=Path),
+    type=PATH,
     callback=_note_json,
     help="Write the result as JSON to this file too; - is standard output, without the report.",
 )
 
 
+def file_option(flag: str, told: str, name: str = "") -> Decorator:
+    """Return the option for a file; its argument ends in `_path` if it has no other name."""
+    return click.option(flag, name or f"{flag[2:]}_path", type=PATH, help=told)
+
+
+def recipe_option(told: str) -> Decorator:
+    """Return the option for the recipe to run a script with."""
+    return file_option("--with", told, "recipe_path")
+
+
+def out_option(default: str, told: str) -> Decorator:
+    """Return the option for the folder of what is written."""
+    return click.option("--out", type=PATH, default=Path(default), show_default=True, help=told)
+
+
+def budget_option(default: str) -> Decorator:
+    """Return the option for the time of a command that tries as much as there is time for."""
+    return _time_option("--budget", default, f"Time: 90s, {default}, 1h.")
+
+
+def limit_option(told: str) -> Decorator:
+    """Return the option for the time that a command may take; its argument is `limit_s`."""
+    return _time_option("--limit", "5m", f"Time for {told}: 90s, 10m, 1h.", "limit_s")
+
+
+def _time_option(flag: str, default: str, told: str, *names: str) -> Decorator:
+    return click.option(
+        flag, *names, default=default, callback=seconds, show_default=True, help=told
+    )
+
+
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only the result.")
 
 
-def asked_language(*, expose_value: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def asked_language(*, expose_value: bool) -> Decorator:
     """Return the option for the language; without a value only errors and help have it."""
     return click.option(
         "--lang",

@@ -79,6 +79,11 @@ DIFFERENT = 1
     type=click.FloatRange(min=0, min_open=True),
     help="With --formats: what the training takes; shows the cores that each format needs.",
 )
+@click.option(
+    "--files",
+    is_flag=True,
+    help="Copy SRC's files as they are into DST, in shuffled order: a folder like SRC, no store.",
+)
 @json_option
 @language_option
 def command(  # noqa: PLR0913, PLR0917  one parameter per option
@@ -96,6 +101,7 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
     store: Path | None,
     formats: bool,
     images_per_s: float | None,
+    files: bool,
     json_path: Path | None,
     language: str,
 ) -> int:
@@ -123,6 +129,9 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
         raise click.UsageError("--images-per-s goes with --formats")
     if not source or not destination:
         raise click.UsageError("SRC and DST are needed: what to pack, and where to")
+    if files:
+        is_alone = encode == "original" and not (short_side or tokenizer or keep_order or verify)
+        return copy_files(source, destination, seed, is_alone, json_path, language)
     if short_side and encode in ("original", "tokens"):
         raise click.UsageError(f"--short-side needs --encode raw, jpeg, qoi or zstd, not {encode}")
     options = PackOptions(
@@ -162,6 +171,33 @@ def compare_formats(
 
     found = image_formats.compare_formats(source, images_per_s).to_json()
     show(render_formats(found, width=terminal_width(), language=language))
+    if json_path:
+        write_json(found, json_path)
+    return 0
+
+
+def copy_files(
+    source: str,
+    destination: Path,
+    seed: int,
+    is_alone: bool,
+    json_path: Path | None,
+    language: str = ENGLISH,
+) -> int:
+    """Copy a folder of files in shuffled order, and show what was counted of it."""
+    from flatout.reporting.documents import write_json
+    from flatout.reporting.pack import render_files
+    from flatout.workflow.pack import shuffle_files
+
+    if not is_alone:
+        raise click.UsageError("--files copies files as they are; --seed alone goes with it")
+    try:
+        with progress(language) as tell, heeding_ctrl_c(tell) as heeding:
+            found = shuffle_files(source, destination, seed=seed, tell=heeding).to_json()
+    except KeyboardInterrupt:
+        show(messages(language)("pack.stopped") + "\n", is_error=True)
+        return INTERRUPTED
+    show(render_files(found, width=terminal_width(), language=language))
     if json_path:
         write_json(found, json_path)
     return 0

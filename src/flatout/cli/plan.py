@@ -7,15 +7,16 @@ import click
 
 from flatout.cli.options import (
     ScriptCommand,
+    file_option,
     json_option,
     language_option,
+    recipe_option,
     script,
     show,
     terminal_width,
 )
 
 SCHEMA = "flatout.plan/1"
-PATH = click.Path(path_type=Path)
 
 
 @click.command("plan", cls=ScriptCommand)
@@ -28,32 +29,21 @@ PATH = click.Path(path_type=Path)
 @click.option("--fit", is_flag=True, help="Find the largest batch that fits.")
 @click.option("--gpus", type=int, default=1, show_default=True, help="GPUs of each host.")
 @click.option("--hosts", type=int, default=1, show_default=True, help="Hosts that train together.")
-@click.option(
+@file_option(
     "--profile",
-    "profile_path",
-    type=PATH,
-    help="A profile of this training on one GPU, to calibrate the times of ways to spread it; "
+    "A profile of this training on one GPU, to calibrate the times of ways to spread it; "
     "'flatout measure --json' writes one.",
 )
-@click.option(
+@file_option(
     "--links",
-    "links_path",
-    type=PATH,
-    help="Bandwidth between the ranks of this host: read from here, or measured and written where "
+    "Bandwidth between the ranks of this host: read from here, or measured and written where "
     "there is no such file.",
 )
-@click.option(
-    "--with", "recipe_path", type=PATH, help="Plan with this recipe instead of the script as it is."
-)
+@recipe_option("Plan with this recipe instead of the script as it is.")
 @json_option
 @language_option
-@click.option("--html", "html_path", type=PATH, help="Write the report as one HTML file too.")
-@click.option(
-    "--snapshot",
-    "snapshot_path",
-    type=PATH,
-    help="Write the predicted run for torch's memory viewer (pickle).",
-)
+@file_option("--html", "Write the report as one HTML file too.")
+@file_option("--snapshot", "Write the predicted run for torch's memory viewer (pickle).")
 @script
 def command(  # noqa: PLR0913, PLR0917  one argument an option
     target: str,

@@ -7,36 +7,24 @@ import click
 
 from flatout.cli.options import (
     ScriptCommand,
+    file_option,
     json_option,
     language_option,
-    seconds,
+    limit_option,
+    recipe_option,
     show,
     terminal_width,
 )
 from flatout.records.recipe import Recipe
 
-PATH = click.Path(path_type=Path)
-
 
 @click.command("roofline", cls=ScriptCommand)
 @json_option
 @language_option
-@click.option("--svg", "svg_path", type=PATH, help="Write the plot as SVG to this file.")
-@click.option("--markdown", "markdown_path", type=PATH, help="Write the report as Markdown too.")
-@click.option(
-    "--limit",
-    "limit_s",
-    default="5m",
-    callback=seconds,
-    show_default=True,
-    help="Time for everything together: 90s, 10m, 1h.",
-)
-@click.option(
-    "--with",
-    "recipe_path",
-    type=PATH,
-    help="Look at the script with this recipe instead of as it is.",
-)
+@file_option("--svg", "Write the plot as SVG to this file.")
+@file_option("--markdown", "Write the report as Markdown too.")
+@limit_option("everything together")
+@recipe_option("Look at the script with this recipe instead of as it is.")
 @click.argument("target", metavar="[SCRIPT", required=False)
 @click.argument("arguments", metavar="ARGUMENTS...]", nargs=-1, type=click.UNPROCESSED)
 def command(  # noqa: PLR0913, PLR0917  one argument an option

@@ -7,23 +7,20 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import ScriptCommand, language_option, script, show
+from flatout.cli.options import (
+    ScriptCommand,
+    file_option,
+    language_option,
+    recipe_option,
+    script,
+    show,
+)
 from flatout.records.messages import messages
 
 
 @click.command("run", cls=ScriptCommand)
-@click.option(
-    "--with",
-    "recipe_path",
-    type=click.Path(path_type=Path),
-    help="The recipe; 'flatout tune' writes one.",
-)
-@click.option(
-    "--plan",
-    "plan_path",
-    type=click.Path(path_type=Path),
-    help="A plan to hold the second step against; 'flatout plan --json' writes one.",
-)
+@recipe_option("The recipe; 'flatout tune' writes one.")
+@file_option("--plan", "A plan to hold the second step against; 'flatout plan --json' writes one.")
 @click.option(
     "--on-oom",
     type=click.Choice(["stop", "adapt"]),
@@ -50,6 +47,11 @@ from flatout.records.messages import messages
     help="Shard over the GPUs: 2 the gradients and optimizer states, 3 the weights too.",
 )
 @click.option(
+    "--offload",
+    is_flag=True,
+    help="Keep what --zero 3 shards in the host's memory, on one GPU too: slow, and fits more.",
+)
+@click.option(
     "--hosts",
     type=click.IntRange(min=1),
     default=1,
@@ -57,22 +59,17 @@ from flatout.records.messages import messages
     help="Hosts that train together, each with as many GPUs or ranks; start this on each.",
 )
 @click.option("--rendezvous", default="", help="HOST:PORT of the first host, which all reach.")
-@click.option(
-    "--slurm",
-    "slurm_path",
-    type=click.Path(path_type=Path),
-    help="Write a batch script for sbatch instead of training.",
-)
+@file_option("--slurm", "Write a batch script for sbatch instead of training.")
 @click.option(
     "--ray",
     "on_ray",
     is_flag=True,
     help="Train on hosts of the Ray cluster that this machine is part of, or RAY_ADDRESS names.",
 )
-@click.option(
+@file_option(
     "--record",
-    type=click.Path(path_type=Path),
-    help="Write the loss over time and the metrics that the script prints; see 'compare'.",
+    "Write the loss over time and the metrics that the script prints; see 'compare'.",
+    "record",
 )
 @language_option
 @script
@@ -86,6 +83,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     gpus: int | None,
     ranks: int | None,
     zero: int,
+    offload: bool,
     hosts: int,
     rendezvous: str,
     slurm_path: Path | None,
@@ -106,7 +104,14 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     from flatout.reporting.documents import ensure_file_writable, write_json
     from flatout.workflow.hosts import Hosts
     from flatout.workflow.recipe_files import read_recipe
-    from flatout.workflow.run import RunOptions, asked_ranks, read_plan, run, spread_over
+    from flatout.workflow.run import (
+        RunOptions,
+        Sharding,
+        asked_ranks,
+        read_plan,
+        run,
+        spread_over,
+    )
 
     spread = asked_ranks(gpus, ranks, is_here=not (slurm_path or on_ray))
     asks = recipe_path or plan_path or record or spread
@@ -115,8 +120,10 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
             f"run needs a recipe, as in: flatout run --with recipe.toml {target}; "
             f"'flatout tune {target}' writes one"
         )
-    if spread is None and (hosts > 1 or rendezvous or slurm_path or on_ray):
-        raise UserError("--hosts, --rendezvous, --slurm and --ray need --gpus or --ranks of a host")
+    if spread is None and (hosts > 1 or rendezvous or slurm_path or on_ray or zero or offload):
+        raise UserError(
+            "--hosts, --rendezvous, --slurm, --ray, --zero and --offload need --gpus or --ranks"
+        )
     if on_ray and (slurm_path or rendezvous):
         raise UserError("--ray finds the hosts itself: leave out --slurm and --rendezvous")
     if slurm_path is not None:
@@ -144,7 +151,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
             workload,
             recipe,
             spread,
-            zero=zero,
+            sharding=Sharding(zero=zero, offload=offload),
             hosts=others,
             language=language,
         )

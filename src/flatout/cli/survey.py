@@ -6,27 +6,20 @@ import click
 
 from flatout.cli.options import (
     ScriptCommand,
+    budget_option,
     json_option,
     language_option,
+    out_option,
     quiet_option,
     script,
-    seconds,
     show,
     terminal_width,
 )
 
 
 @click.command("survey", cls=ScriptCommand)
-@click.option(
-    "--budget", default="10m", callback=seconds, show_default=True, help="Time: 90s, 10m, 1h."
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("flatout-survey"),
-    show_default=True,
-    help="Folder for the journal of the trials.",
-)
+@budget_option("10m")
+@out_option("flatout-survey", "Folder for the journal of the trials.")
 @json_option
 @language_option
 @quiet_option

@@ -7,12 +7,13 @@ import click
 
 from flatout.cli.options import (
     ScriptCommand,
+    budget_option,
     json_option,
     language_option,
     names,
+    out_option,
     quiet_option,
     script,
-    seconds,
     show,
 )
 
@@ -23,9 +24,7 @@ PROMISES = ("exact", "rounding", "precision", "training")
 
 
 @click.command("tune", cls=ScriptCommand)
-@click.option(
-    "--budget", default="10m", callback=seconds, show_default=True, help="Time: 90s, 10m, 1h."
-)
+@budget_option("10m")
 @click.option(
     "--numerics",
     type=click.Choice(PROMISES),
@@ -33,13 +32,7 @@ PROMISES = ("exact", "rounding", "precision", "training")
     show_default=True,
     help="The most that a technique may do to the numbers.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("flatout-out"),
-    show_default=True,
-    help="Folder for reports and recipe.",
-)
+@out_option("flatout-out", "Folder for reports and recipe.")
 @json_option
 @language_option
 @quiet_option

@@ -43,13 +43,7 @@ from flatout.workflow.tune import TuneOptions, tune
 
 @contextmanager
 def display(budget_s: float, *, is_quiet: bool = False, language: str = ENGLISH) -> Iterator[Tell]:
-    """Give the function that a long command tells its progress to. Writes to stderr.
-
-    Args:
-        budget_s: What a full bar stands for.
-        is_quiet: Whether nothing is written.
-        language: One of `flatout.records.messages.LANGUAGES`.
-    """
+    """Give the function that a long command tells its progress to. Writes to stderr."""
     say = messages(language)
     if is_quiet:
         yield lambda _: None

@@ -129,11 +129,7 @@ class ByteStore:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, int]:
-        """Return how a spawned process finds the memory: through this process, while it lives.
-
-        Raises:
-            NotApplicable: if the system has no way to find it.
-        """
+        """Return how a spawned process finds the memory: through this process, while it lives."""
         if not can_be_sent():
             raise NotApplicable(NO_WAY)
         return {
@@ -256,11 +252,6 @@ def cached(dataset: Any, store: ByteStore, watch: ChangeWatch | None = None) -> 
     script which asks `loader.dataset` anything finds what it knows. Once the script changes the
     data set, the store is left alone and the samples are the data set's own.
 
-    Args:
-        dataset: what makes the samples.
-        store: where they are kept.
-        watch: what is known of its changes; a new one where nothing is.
-
     Raises:
         NotApplicable: if an object of its class cannot be made to share its attributes.
     """
@@ -319,7 +310,8 @@ def _reading(self: Any) -> AbstractContextManager[None]:
 
 
 def _get_many(self: Any, indices: Any) -> list[Any]:
-    source, has_batches = getattr(type(self), SOURCE), _makes_batches(self)
+    source = getattr(type(self), SOURCE)
+    has_batches = hasattr(type(source), "__getitems__")
     if watch_of(self).is_changed():
         return source.__getitems__(indices) if has_batches else [source[i] for i in indices]
     if not has_batches:
@@ -342,10 +334,6 @@ def _get_many(self: Any, indices: Any) -> list[Any]:
 def _made(self: Any, indices: list[Any]) -> list[Any]:
     with watch_of(self).reading():
         return list(getattr(type(self), SOURCE).__getitems__(indices))
-
-
-def _makes_batches(self: Any) -> bool:
-    return hasattr(type(getattr(type(self), SOURCE)), "__getitems__")
 
 
 def key_of(index: Any, dataset: Any) -> int | None:

@@ -140,11 +140,7 @@ def cropped(
 
 
 def crop_batch(pictures: Pictures, places: Numbers, crops: Crops, drawn: Any) -> torch.Tensor:
-    """Return the crops of these samples, in one tensor.
-
-    Raises:
-        UserError: if a window is larger than its picture.
-    """
+    """Return the crops of these samples, in one tensor."""
     side, count = crops.side, len(places)
     dtype = torch.float32 if crops.mean else torch.uint8
     whole = empty_batch((count, side, side, CHANNELS), dtype)

@@ -129,13 +129,7 @@ def with_stored_images(dataset: Any, store: PackedStore, root: str = "") -> Any:
     Works for any map-style data set that opens its files with Pillow; labels, transforms and
     random augmentation stay its own.
 
-    Args:
-        dataset: the user's.
-        store: packed from the files that the data set opens.
-        root: where those files lie now; by default where they lay when they were packed.
-
-    Raises:
-        NotApplicable: if a compared sample differs, or was not read from the store.
+    `root`: where the files are now, if not where they were when they were packed.
     """
     if not store.names:
         raise NotApplicable("the store does not know its samples' files by name")
@@ -146,11 +140,7 @@ def with_stored_images(dataset: Any, store: PackedStore, root: str = "") -> Any:
 
 
 def with_stored_samples(dataset: Any, store: PackedStore) -> Any:
-    """Return the data set with whole samples from the store, after comparing samples.
-
-    Raises:
-        NotApplicable: if its samples are not the same each time, or not those of the store.
-    """
+    """Return the data set with whole samples from the store, after comparing samples."""
     if len(store) != len(dataset):
         raise NotApplicable(f"the store has {len(store)} samples, the data set {len(dataset)}")
     found = examine(dataset)
@@ -184,9 +174,6 @@ def _compared(dataset: Any, changed: Any, redirect: Redirect | None) -> bool:
 
     Returns:
         Whether the samples have the numbers that they had in the source of the store.
-
-    Raises:
-        NotApplicable: if a sample differs.
     """
     if not len(dataset):
         raise NotApplicable("the data set is empty")
@@ -315,9 +302,6 @@ def store_behind(dataset: Any) -> Stored:
     Scripts wrap what `flatout.data.open` gives in a data set of their own, for labels, crops or
     features. Such a wrapper is looked through only if it asks the store for sample i, and for
     nothing else, whenever it is asked for sample i itself.
-
-    Raises:
-        NotApplicable: if there is no such store, or the data set mixes or renumbers its samples.
     """
     for inner in _inside(dataset, DEPTH):
         found = _stored(inner)
@@ -355,11 +339,7 @@ def _inside(dataset: Any, depth: int) -> Iterator[Any]:
 
 
 def _check_numbers(dataset: Any, inner: Any) -> None:
-    """Make sure, in a copy of the process, that sample i is made of sample i alone.
-
-    Raises:
-        NotApplicable: if it is not, or that cannot be found out.
-    """
+    """Make sure, in a copy of the process, that sample i is made of sample i alone."""
     try:
         trouble = in_fork(lambda: _trouble(dataset, inner), LIMIT_S)
     except ForkedError as error:

@@ -37,11 +37,7 @@ class Skipped:
 
 
 def refuse(name: str, reason: str, *, on_bad: str, skipped: list[Skipped]) -> None:
-    """Note a sample that is left out, or stop, as the policy says.
-
-    Raises:
-        BadSample: under the policy `raise`.
-    """
+    """Note a sample that is left out, or stop, as the policy says."""
     if on_bad == RAISE:
         raise BadSample(f"{name}: {reason}")
     skipped.append(Skipped(name=name, reason=reason))
@@ -160,11 +156,7 @@ class Header:
 
 
 def _check_facts(header: Header) -> None:
-    """Make sure that a header names files of its own folder, and that its numbers agree.
-
-    Raises:
-        ValueError: if it does not.
-    """
+    """Make sure that a header names files of its own folder, and that its numbers agree."""
     if not header.fields or any(field.kind not in KINDS for field in header.fields):
         raise ValueError(f"it has no field, or one of a kind that is none of {', '.join(KINDS)}")
     if header.structure not in STRUCTURES or header.encoding.kind not in ENCODINGS:
@@ -187,11 +179,7 @@ def _check_of(plain: Mapping[str, Any]) -> str:
 
 
 def read_header(folder: Path) -> Header:
-    """Return the header of a packed store.
-
-    Raises:
-        UserError: if the folder holds none, an unfinished one, or one of a later version.
-    """
+    """Return the header of a packed store."""
     path = folder / HEADER
     if not path.is_file():
         raise UserError(_why_no_header(folder))
@@ -251,9 +239,6 @@ def join_record(parts: Sequence[bytes]) -> bytes:
 
 def split_record(record: memoryview, fields: int) -> list[memoryview]:
     """Return the payloads of a record, without copying.
-
-    Raises:
-        ValueError: if they are not as long together as the record.
 
     >>> [bytes(part) for part in split_record(memoryview(join_record([b"ab", b"c"])), 2)]
     [b'ab', b'c']

@@ -222,10 +222,8 @@ class PackedStore:
 
     Can be sent to other processes: each maps the files for itself.
 
-    Args:
-        folder: of the store.
-        is_checked: whether a record's bytes are held against its checksum before they are read for
-            the first time in a process.
+    With `is_checked` the bytes of a record are held against its checksum before they are read for
+    the first time in a process.
 
     Raises:
         UserError: if there is no complete store in the folder.
@@ -398,11 +396,7 @@ class PackedStore:
 
 
 def _check_places(index: Any, header: Header, path: Path) -> None:
-    """Make sure that every record is inside its file shard: compiled loops read without asking.
-
-    Raises:
-        UserError: if one is not.
-    """
+    """Make sure that every record is inside its file shard: compiled loops read without asking."""
     sizes = np.array([shard.bytes for shard in header.shards], dtype=np.uint64)
     shards = index["shard"]
     if len(index) and shards.max() < len(sizes):
@@ -414,11 +408,7 @@ def _check_places(index: Any, header: Header, path: Path) -> None:
 
 
 def check_records(store: PackedStore, places: Sequence[int] | Places) -> None:
-    """Hold records that this process did not read yet against their checksums, if asked for.
-
-    Raises:
-        UserError: if the bytes of one are others than those that were packed.
-    """
+    """Hold records that this process did not read yet against their checksums, if asked for."""
     if not store.is_checked:
         return
     wanted = np.asarray(places, dtype=np.int64)

@@ -17,11 +17,7 @@ LIMIT_S = 60.0
 
 
 def lengths_of(dataset: Any, *, processes: int, limit_s: float = LIMIT_S) -> list[int]:
-    """Return the number of tokens of every sample, counted in forked processes.
-
-    Raises:
-        NotApplicable: if a sample does not tell, or counting takes too long.
-    """
+    """Return the number of tokens of every sample, counted in forked processes."""
     count = len(dataset)
 
     def part(first: int) -> Any:
@@ -45,9 +41,6 @@ def length_of(sample: Any) -> int:
 
     >>> length_of({"input_ids": [5, 6, 0], "attention_mask": [1, 1, 0]}), length_of(([7, 8], 1))
     (2, 2)
-
-    Raises:
-        ValueError: if a sample has neither.
     """
     if isinstance(sample, Mapping):
         if MASK in sample:

@@ -54,11 +54,7 @@ def is_pil(value: Any) -> bool:
 
 
 def check_encoding(encoding: Encoding) -> None:
-    """Make sure that what an encoding needs is installed.
-
-    Raises:
-        UserError: with the line that installs what is missing.
-    """
+    """Make sure that what an encoding needs is installed."""
     missing = [name for name in NEEDS.get(encoding.kind, ()) if not importlib.util.find_spec(name)]
     if missing:
         raise UserError(
@@ -68,11 +64,7 @@ def check_encoding(encoding: Encoding) -> None:
 
 
 def from_source(value: Any) -> bytes:
-    """Return the payload of an image as the source has it: a file's bytes, or a Pillow image.
-
-    Raises:
-        BadSample: if it is no whole image.
-    """
+    """Return the payload of an image as the source has it: a file's bytes, or a Pillow image."""
     if is_pil(value):
         if value.mode not in CHANNELS:
             raise BadSample(f"the image's mode is {value.mode}; convert it to L, RGB or RGBA")
@@ -108,11 +100,7 @@ def _encoded(payload: bytes, encoding: Encoding) -> bytes:
 
 
 def open_image(payload: memoryview) -> "Image.Image":
-    """Return the image as Pillow gives it, in its own mode.
-
-    Raises:
-        BadSample: if Pillow does not know it, or refuses it for its size.
-    """
+    """Return the image as Pillow gives it, in its own mode."""
     from PIL import Image, UnidentifiedImageError
 
     if payload[0] in (ORIGINAL, JPEG):
@@ -122,15 +110,12 @@ def open_image(payload: memoryview) -> "Image.Image":
             except UnidentifiedImageError:
                 start = bytes(payload[1:9])
                 raise BadSample(f"not an image (it starts with {start!r})") from None
-    return Image.fromarray(_squeezed(pixels(payload)))
+    found = pixels(payload)
+    return Image.fromarray(found[:, :, 0] if found.shape[2] == 1 else found)
 
 
 def pixels(payload: memoryview) -> Pixels:
-    """Return the pixels as (height, width, channels); of a file as RGB.
-
-    Raises:
-        BadSample: if they are damaged.
-    """
+    """Return the pixels as (height, width, channels); of a file as RGB."""
     try:
         return _pixels(payload)
     except (BadSample, UserError):
@@ -162,9 +147,6 @@ def _check_size(told: int, held: int) -> None:
     Args:
         told: bytes of the pixels by the size in front of them.
         held: bytes that the compressed data can give.
-
-    Raises:
-        BadSample: if the two differ, or are too many.
     """
     if told > MAX_PIXEL_BYTES or told != held:
         raise BadSample(f"the image is damaged or too large: it tells of {told} bytes of pixels")
@@ -199,9 +181,6 @@ def check_file(data: bytes) -> None:
 
     Signature and end are looked at, which is quick; where they are not as expected, Pillow
     decodes the image. Damage in the middle of a file that still decodes is not seen.
-
-    Raises:
-        BadSample: if it is empty, cut off, or no image.
     """
     if not data:
         raise BadSample("the file is empty")
@@ -212,16 +191,14 @@ def check_file(data: bytes) -> None:
 
 def _looks_whole(data: bytes) -> bool:
     if data.startswith(b"\xff\xd8\xff"):
-        return b"\xff\xd9" in data[-TAIL_BYTES:] if len(data) > TAIL_BYTES else _ends(data)
+        if len(data) > TAIL_BYTES:
+            return b"\xff\xd9" in data[-TAIL_BYTES:]
+        return data.rstrip(b"\0").endswith(b"\xff\xd9")
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return b"IEND" in data[-16:]
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return int.from_bytes(data[4:8], "little") + 8 <= len(data)
     return False
-
-
-def _ends(data: bytes) -> bool:
-    return data.rstrip(b"\0").endswith(b"\xff\xd9")
 
 
 def _lossless_pixels(image: "Image.Image") -> Pixels | None:
@@ -251,10 +228,6 @@ def _size(found: Pixels) -> tuple[int, int, int]:
     return found.shape[0], found.shape[1], found.shape[2] if found.ndim == 3 else 1
 
 
-def _squeezed(found: Pixels) -> Pixels:
-    return found[:, :, 0] if found.shape[2] == 1 else found
-
-
 def _rgb(image: "Image.Image") -> "Image.Image":
     return _loaded(image).convert("RGB")
 
@@ -271,9 +244,6 @@ def _damage_named() -> Iterator[None]:
 
     Its decoders raise nearly every class of exception; that of an image too large to be harmless
     is not even an `OSError`. One such file must not end a pack that leaves bad samples out.
-
-    Raises:
-        BadSample: for every exception but a package that is missing.
     """
     from PIL import Image
 

@@ -194,9 +194,7 @@ class Undecoded:
 def undecoded(file: Any, whole: Callable[[], torch.Tensor]) -> Undecoded | None:
     """Return the file of a picture, to be decoded in parts; None where that cannot be.
 
-    Args:
-        file: Its bytes.
-        whole: Decodes all of it: the way where the library finds fault with the file.
+    `whole` decodes all of it: the way where the library finds fault with the file.
     """
     if not isinstance(file, bytes) or not can_decode():
         return None

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from flatout.data import pictures, values
 from flatout.data.format import Field, Header
-from flatout.data.packed_store import Bytes, PackedStore, Places, check_records
+from flatout.data.packed_store import PackedStore, Places, check_records
 from flatout.data.sampler import Slot, sample_seed, seeded
 from flatout.hardware.limits import usable_cores
 from flatout.records.errors import UserError
@@ -145,7 +145,8 @@ def gather(store: PackedStore, layout: BatchLayout, places: Places, targets: Seq
     check_records(store, places)
     shards, begins, _ = store.spans(places)
     numbers = begins // layout.record_bytes
-    records = {shard: _records(store.arrays[shard], layout) for shard in set(shards.tolist())}
+    shape = (-1, layout.record_bytes)
+    records = {shard: store.arrays[shard].reshape(shape) for shard in set(shards.tolist())}
     for (begin, end), target in zip(layout.spans, targets, strict=True):
         rows = target.reshape(len(places), -1).view(np.uint8)
         parts = {shard: whole[:, begin:end] for shard, whole in records.items()}
@@ -157,10 +158,6 @@ def gather(store: PackedStore, layout: BatchLayout, places: Places, targets: Seq
             pairs = zip(shards.tolist(), numbers.tolist(), strict=True)
             for row, (shard, number) in enumerate(pairs):
                 rows[row] = parts[shard][number]
-
-
-def _records(whole: Bytes, layout: BatchLayout) -> Bytes:
-    return whole.reshape(-1, layout.record_bytes)
 
 
 DECODERS = ("tensor", "numpy", "view", "pil", "bytes")

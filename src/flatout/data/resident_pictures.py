@@ -136,11 +136,7 @@ class StoredPictures:
 
 
 def image_place(header: Header) -> int:
-    """Return which field is the picture.
-
-    Raises:
-        UserError: if none is or several are, or the others do not stack.
-    """
+    """Return which field is the picture."""
     images = [n for n, field in enumerate(header.fields) if field.kind == "image"]
     if len(images) != 1:
         raise UserError(f"crops need samples with one image; these have {len(images)}")
@@ -211,11 +207,7 @@ class ResidentPictures:
         return is_usual and crops.scale is None and crops.side <= MOST_SIDE and can_cut()
 
     def crop_batch(self, places: Numbers, crops: Crops, drawn: Any) -> torch.Tensor:
-        """Return the crops of a batch in one operation, on the device of the pictures.
-
-        Raises:
-            UserError: if they would have to be resized, or are smaller than the crop.
-        """
+        """Return the crops of a batch in one operation, on the device of the pictures."""
         if crops.scale is not None:
             raise UserError(
                 "on a device pictures are cut, not resized: give Crops(scale=None) and keep them "

@@ -4,10 +4,13 @@
 `block_permutation`: functions of seed and epoch, and nothing else. Both sort keys of a
 counter-based generator (Philox), whose stream NumPy promises to keep. `sample_seed` and `seeded` do
 the same for augmentation, for any data set.
+
+`spread_windows` is the block order of samples that were not shuffled before they were stored, and
+`unevenness` the number that says how well an order mixes.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,14 +50,8 @@ def block_permutation(
 
     Samples that are side by side in a pre-shuffled store stay together: blocks are shuffled, and so
     are the samples in a window of many blocks.
-
-    Raises:
-        ValueError: if the blocks are too large, or the window too small, to mix well.
     """
-    if not 1 <= block <= MAX_BLOCK:
-        raise ValueError(f"block={block} must be between 1 and {MAX_BLOCK}")
-    if window < MIN_WINDOW or window % block:
-        raise ValueError(f"window={window} must be a multiple of {block}, {MIN_WINDOW} or more")
+    _check_blocks(block, window)
     blocks = _sorted_keys(-(-samples // block), seed, epoch, BLOCKS)
     spread = (blocks[:, None] * block + np.arange(block)).ravel()
     places: Places = spread[spread < samples]
@@ -63,6 +60,61 @@ def block_permutation(
         inside = slice(start, start + window)
         places[inside] = places[inside][np.argsort(keys[inside], kind="stable")]
     return places
+
+
+def spread_windows(
+    samples: int, *, seed: int, epoch: int, block: int = MAX_BLOCK, window: int = MIN_WINDOW
+) -> list[Places]:
+    """Return every number below `samples` once, in windows of about `window` samples.
+
+    For samples of which neighbours are alike, as files of one class are in a folder: of as many
+    blocks side by side as there are windows each window gets one, drawn by lot. So a window has
+    samples from everywhere, more evenly than by a shuffle; inside it they are shuffled.
+
+    Raises:
+        ValueError: if the blocks are too large, or the window too small, to mix well.
+    """
+    _check_blocks(block, window)
+    num_windows, num_blocks = max(1, round(samples / window)), -(-samples // block)
+    rows = -(-num_blocks // num_windows)
+    lots = _keys(rows * num_windows, seed, epoch, BLOCKS).reshape(rows, num_windows)
+    window_of_block = np.argsort(lots, axis=1, kind="stable").ravel()[:num_blocks]
+    window_of = np.repeat(window_of_block, block)[:samples]
+    order = np.lexsort((_keys(samples, seed, epoch, WINDOWS), window_of))
+    ends = np.cumsum(np.bincount(window_of, minlength=num_windows)).tolist()
+    return [order[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _check_blocks(block: int, window: int) -> None:
+    if not 1 <= block <= MAX_BLOCK:
+        raise ValueError(f"block={block} must be between 1 and {MAX_BLOCK}")
+    if window < MIN_WINDOW or window % block:
+        raise ValueError(f"window={window} must be a multiple of {block}, {MIN_WINDOW} or more")
+
+
+def unevenness(labels: Any, batch_size: int) -> float:
+    """Return how unevenly classes fall into batches, over what a uniform shuffle does.
+
+    The spread of the classes' counts in a batch, all classes together, over the hypergeometric one
+    of drawing without replacement: 1 is a uniform shuffle, less is more even.
+
+    >>> unevenness([0, 1] * 8, 4), unevenness([0] * 8 + [1] * 8, 4)
+    (0.0, 5.0)
+
+    Args:
+        labels: the class of each sample, in the order in which they come.
+        batch_size: samples of a batch; a last one that is not full is left out.
+    """
+    whole = len(labels) // batch_size * batch_size
+    classes = np.unique(np.asarray(labels)[:whole], return_inverse=True)[1].reshape(-1)
+    if whole < 2 * batch_size or not classes.any():
+        return 1.0
+    together = float(((np.bincount(classes) / whole) ** 2).sum())
+    cells = np.arange(whole) // batch_size * (classes.max() + 1) + classes
+    counts = np.unique(cells, return_counts=True)[1].astype(float)
+    measured = (counts**2).sum() / (whole // batch_size) - batch_size**2 * together
+    expected = batch_size * (1 - together) * (whole - batch_size) / (whole - 1)
+    return float(measured / expected)
 
 
 def sample_seed(seed: int, epoch: int, sample: int) -> int:
@@ -128,6 +180,43 @@ class Slot(int):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlainShuffle:
+    """What a loader asks for that draws each sample once an epoch, in random order."""
+
+    batch_size: int
+    drop_last: bool
+    generator: Any
+    """What the script gave it to draw from; None for the global stream."""
+
+
+def plain_shuffle(arguments: Mapping[str, Any]) -> PlainShuffle:
+    """Return what a loader's arguments ask for.
+
+    Raises:
+        NotApplicable: if that is another order than a plain shuffle, or a rank's part of one.
+    """
+    from torch.utils.data import BatchSampler, RandomSampler
+
+    batch_sampler, sampler = arguments.get("batch_sampler"), arguments.get("sampler")
+    size, drops = arguments.get("batch_size", 1), bool(arguments.get("drop_last"))
+    if batch_sampler is not None:
+        if type(batch_sampler) is not BatchSampler:
+            raise NotApplicable(f"{type(batch_sampler).__name__} makes batches in a way of its own")
+        sampler, size = batch_sampler.sampler, batch_sampler.batch_size
+        drops = batch_sampler.drop_last
+    is_shuffled = bool(arguments.get("shuffle")) or type(sampler) is RandomSampler
+    if not is_shuffled or not isinstance(size, int) or size < 2:
+        raise NotApplicable("the order is not a plain shuffle, so it is kept")
+    if sampler is not None and (
+        sampler.replacement or sampler.num_samples != len(arguments["dataset"])
+    ):
+        raise NotApplicable("the sampler does not draw each sample once")
+    check_alone()
+    generator = getattr(sampler, "generator", None) or arguments.get("generator")
+    return PlainShuffle(batch_size=size, drop_last=drops, generator=generator)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OrderOptions:
     """How the samples of an epoch are ordered and shared."""
 
@@ -160,9 +249,6 @@ def check_alone() -> None:
     No one sees to it that ranks draw the same order in the place of a `RandomSampler`: their seeds
     may differ, and so may what they drew before. Each would then take its part of another order,
     and samples would be missed. Accelerate shares a loader out like that after it was made.
-
-    Raises:
-        NotApplicable: if several ranks train together.
     """
     from torch import distributed
 
@@ -287,26 +373,46 @@ class BlockSampler:
     def __iter__(self) -> Iterator[int]:
         # At once: a loop that leaves each epoch early has another order every time.
         epoch, self.epoch = self.epoch, self.epoch + 1
-        places = self.options.places(len(self.store), epoch)
-        numbers = _numbers(self.store) if self.is_reordered else None
-        ahead = self._ahead(places)
-        for count, place in enumerate(places[self.options.rank :: self.options.world_size]):
-            if count % AHEAD_SLOTS == 0:
-                next(ahead, None)
-            yield Slot(int(place if numbers is None else numbers[place]), epoch)
-
-    def _ahead(self, places: Places) -> Iterator[None]:
-        """Ask for the first window at once, then for the next one bit by bit, in stored order."""
-        window, step = self.options.window, AHEAD_SLOTS * self.options.world_size
-        self.store.will_need(places[:window])
-        for start in range(window, len(places), window):
-            coming = sorted(places[start : start + window])
-            for first in range(0, len(coming), step):
-                self.store.will_need(coming[first : first + step])
-                yield
+        options = self.options
+        places = options.places(len(self.store), epoch)
+        windows = [places[at : at + options.window] for at in range(0, len(places), options.window)]
+        numbers = stored_numbers(self.store) if self.is_reordered else None
+        will_need = self.store.will_need
+        for place in reading_ahead(windows, will_need, will_need, options):
+            yield Slot(place if numbers is None else int(numbers[place]), epoch)
 
 
-def _numbers(store: PackedStore) -> Places:
+def reading_ahead(
+    windows: Sequence[Places],
+    ask: Callable[[Places], Any],
+    want: Callable[[Places], Any],
+    options: OrderOptions,
+) -> Iterator[int]:
+    """Give the places of a rank, window by window; each window is read before it begins.
+
+    Args:
+        windows: the order of an epoch.
+        ask: called once, with the first window in stored order: nothing comes before it is read.
+        want: called with the next window's places bit by bit, in stored order, as this one goes.
+        options: say which rank of how many it is.
+    """
+    begun = 0
+    for number, window in enumerate(windows):
+        if not number:
+            ask(np.sort(window))
+        mine = window[(options.rank - begun) % options.world_size :: options.world_size]
+        begun += len(window)
+        parts = max(1, len(mine) // AHEAD_SLOTS)
+        coming = np.sort(windows[number + 1]) if number + 1 < len(windows) else window[:0]
+        for places, wanted in zip(
+            np.array_split(mine, parts), np.array_split(coming, parts), strict=True
+        ):
+            if len(wanted):
+                want(wanted)
+            yield from places.tolist()
+
+
+def stored_numbers(store: PackedStore) -> Places:
     """Return the number of each place where samples are numbered as in the source.
 
     Samples that were left out when the store was packed have none: numbers have no holes.

@@ -143,11 +143,7 @@ def _tidy(folder: Path, made: Sequence[Path]) -> None:
 
 
 def check_empty(folder: Path) -> None:
-    """Make sure that a destination holds nothing but an unfinished pack.
-
-    Raises:
-        UserError: if there are other files.
-    """
+    """Make sure that a destination holds nothing but an unfinished pack."""
     is_ours = (folder / STAGING).is_dir() or (folder / HEADER).is_file()
     if folder.is_dir() and not is_ours and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose a folder that does not exist yet")
@@ -156,11 +152,7 @@ def check_empty(folder: Path) -> None:
 
 
 def agree(folder: Path, plan: PackPlan) -> PackPlan:
-    """Return the plan that an earlier start left here, or keep this one.
-
-    Raises:
-        UserError: if what was begun is of another source or has other options.
-    """
+    """Return the plan that an earlier start left here, or keep this one."""
     path = folder / STAGING / PLAN
     remove_drafts(folder)
     if not path.is_file():
@@ -218,11 +210,7 @@ def write_part(folder: Path, number: int, part: FinishedPart) -> None:
 
 
 def read_part(folder: Path, number: int) -> FinishedPart:
-    """Return what a file shard holds.
-
-    Raises:
-        UserError: if its part is damaged.
-    """
+    """Return what a file shard holds."""
     path = part_path(folder, number)
     try:
         check_unpacked_size(path, MAX_NPZ_BYTES)

@@ -109,11 +109,7 @@ def build(structure: str, names: Sequence[str], values: Sequence[Any]) -> Any:
 
 
 def field_of(name: str, value: Any) -> Field:
-    """Return the field that can hold a value.
-
-    Raises:
-        BadSample: if it is of a class that only pickling could store.
-    """
+    """Return the field that can hold a value."""
     plain = {bool: "bool", int: "int", float: "float", str: "str", bytes: "bytes"}
     if type(value) in plain:
         return Field(name=name, kind=plain[type(value)])
@@ -143,11 +139,7 @@ def _not_stored(name: str, what: str) -> str:
 
 
 def payload(field: Field, value: Any) -> bytes:
-    """Return the bytes of one value, as the source has it.
-
-    Raises:
-        BadSample: if the value is not of the field's kind.
-    """
+    """Return the bytes of one value, as the source has it."""
     writer = _WRITERS.get(field.kind)
     try:
         return writer(field, value) if writer else pictures.from_source(value)

@@ -118,9 +118,6 @@ def verify(source: Source, folder: Path, *, workers: int = 1, tell: Tell) -> Ver
 
     A lossless store gives back the source's bytes, pixels and numbers. A lossy one holds exactly
     what its encoding makes of the source.
-
-    Raises:
-        UserError: if there is no store, or it holds another number of samples than the source.
     """
     store = PackedStore(folder)
     header = store.header

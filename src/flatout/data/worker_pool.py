@@ -29,12 +29,7 @@ def perform(
 ) -> Generator[tuple[int, Any], None, None]:
     """Do all jobs and give each result with its number, in the order in which they end.
 
-    Args:
-        job: a function that worker processes can be sent.
-        numbers: the jobs.
-        workers: processes; 1 works in this one.
-        method: how processes start; None decides.
-        tick: told how many samples were got through.
+    One worker is this process.
 
     Raises:
         UserError: for whatever ended a job: a bad sample, a full disk, a worker that was killed.
@@ -62,11 +57,7 @@ def _done_here(job: Job, number: int, tick: Tick) -> Any:
 
 @contextmanager
 def failures_worded() -> Iterator[None]:
-    """Say of a failed read or write what it is, as for the jobs: full disks are no defects.
-
-    Raises:
-        UserError: for every `OSError` inside.
-    """
+    """Say of a failed read or write what it is, as for the jobs: full disks are no defects."""
     try:
         yield
     except OSError as error:

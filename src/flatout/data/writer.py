@@ -60,11 +60,7 @@ BYTES = "bytes"
 
 
 def check(encoding: Encoding, fields: Sequence[Field]) -> None:
-    """Make sure that the encoding can be done, and has something to do.
-
-    Raises:
-        UserError: if a package is missing, or no field is of the encoding's kind.
-    """
+    """Make sure that the encoding can be done, and has something to do."""
     pictures.check_encoding(encoding)
     wanted = {"original": "", "tokens": "str"}.get(encoding.kind, "image")
     if wanted and not any(field.kind == wanted for field in fields):
@@ -364,11 +360,7 @@ def pack_held(source: Source, folder: Path, options: PackOptions, tell: Tell) ->
 
 
 def _finished(source: Source, folder: Path, options: PackOptions) -> Header:
-    """Return the header of a store that is complete.
-
-    Raises:
-        UserError: if it was packed from something else, or otherwise.
-    """
+    """Return the header of a store that is complete."""
     header = read_header(folder)
     wanted = (
         _fingerprint(source, options.encoding),
@@ -498,11 +490,7 @@ class Counter:
 
 
 def _assemble(source: Source, folder: Path, plan: PackPlan) -> Header:
-    """Put index, names and header together from the parts; the header comes last.
-
-    Raises:
-        UserError: if every sample was bad.
-    """
+    """Put index, names and header together from the parts; the header comes last."""
     parts = [staging.read_part(folder, number) for number in range(plan.shards)]
     entries = np.concatenate([part.entries for part in parts])
     skipped = [*source.contents.skipped, *(item for part in parts for item in part.skipped)]

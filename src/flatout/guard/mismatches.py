@@ -7,7 +7,7 @@ import numpy as np
 
 from flatout.agent.guard.record import GuardRecord, Marks, Sketches, Streams
 from flatout.agent.guard.structure import FREE_SETTINGS
-from flatout.guard.differences import Key, by_key
+from flatout.guard.differences import by_key
 from flatout.records.messages import words
 
 SETTINGS, LATER = "settings", "later"
@@ -213,14 +213,11 @@ def _tensors(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
     for key, ours in by_key(baseline).items():
         if key not in theirs:
             continue  # steps are counted elsewhere
-        yield from _one_sided(ours.sketches.keys(), theirs[key].sketches.keys(), _gradient(key))
+        name = words("guard.gradient_of", n=str(key[1]))
+        yield from _one_sided(ours.sketches.keys(), theirs[key].sketches.keys(), name)
     groups = {item.number: item.groups for item in other.optimizers}
     for item in baseline.optimizers:
         yield from _groups(item.number, item.groups, groups.get(item.number, ()))
-
-
-def _gradient(key: Key) -> str:
-    return words("guard.gradient_of", n=str(key[1]))
 
 
 def _groups(

@@ -148,9 +148,6 @@ def find_gpu(text: str) -> GpuModel:
 
     >>> find_gpu("H200").compute_capability, find_gpu("24GiB").memory_bytes
     ((9, 0), 25769803776)
-
-    Raises:
-        UserError: if it is neither a name nor a size; names the nearest.
     """
     word = text.strip().lower()
     if word in CATALOGUE:
@@ -167,11 +164,7 @@ def find_gpu(text: str) -> GpuModel:
 
 
 def unnamed(memory_bytes: int, text: str) -> GpuModel:
-    """Return a GPU of which only the memory is known.
-
-    Raises:
-        UserError: if that is too little to be one.
-    """
+    """Return a GPU of which only the memory is known."""
     if memory_bytes < MIN_BYTES:
         raise UserError(
             f"--gpu {text}: a device of {memory_bytes} bytes is none; "

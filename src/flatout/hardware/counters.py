@@ -158,13 +158,7 @@ class CounterSampler:
             self.sources.close()
 
     def readings(self, uuid: str, began_s: float, ended_s: float) -> GpuReadings:
-        """Return what the device showed between two moments.
-
-        Args:
-            uuid: The device the training ran on, as it said; empty where it could not.
-            began_s: Start of the window by `time.perf_counter`.
-            ended_s: Its end.
-        """
+        """Return what the device showed between two moments."""
         place = self._place(uuid)
         if place is None:
             return GpuReadings(missing={"all": self._why_none(uuid)})

@@ -30,15 +30,7 @@ def ask_module(
 ) -> Any:
     """Run a module of flatout's by another Python, and return the JSON of its last line.
 
-    Args:
-        python: the interpreter; it needs torch, but flatout need not be installed there.
-        module: dotted name; run as by `python -m`, but not out of the current folder.
-        arguments: its own.
-        job: what it reads as JSON from its standard input.
-        limit_s: how long it may take.
-
-    Raises:
-        ValueError: if it takes longer or fails; ends with its own last line.
+    The module finds the job as JSON in its standard input.
     """
     try:
         done = subprocess.run(
@@ -145,11 +137,7 @@ def forget_peaks(wanted: PeaksOf, cache: Path) -> None:
 
 
 def measure_in_child(wanted: PeaksOf, python: str) -> Peaks:
-    """Measure in a fresh process: torch is not imported here, and no context stays on a device.
-
-    Raises:
-        ValueError: if this device or arithmetic cannot be measured; says why.
-    """
+    """Measure in a fresh process: torch is not imported here, and no context stays on a device."""
     if wanted.device_kind not in SIZES:
         raise ValueError(words("peak.no_device", kind=wanted.device_kind))
     if wanted.dtype not in DTYPES:

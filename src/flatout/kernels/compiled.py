@@ -27,11 +27,7 @@ LIMIT_S = 60.0
 
 @functools.cache
 def load_library(name: str) -> ctypes.CDLL:
-    """Return the library of `<name>.c` alongside this module.
-
-    Raises:
-        NotApplicable: if there is no compiler, or it fails.
-    """
+    """Return the library of `<name>.c` alongside this module."""
     source = Path(__file__).with_name(f"{name}.c")
     compiler = find_compiler()
     path = _cached_path(source, compiler)
@@ -66,11 +62,7 @@ def has_compiler() -> bool:
 
 
 def find_compiler() -> str:
-    """Return the C compiler of this machine.
-
-    Raises:
-        NotApplicable: if there is none.
-    """
+    """Return the C compiler of this machine."""
     named = os.environ.get("CC", "").split()
     found = next(filter(None, map(shutil.which, (*named[:1], *COMPILERS))), None)
     if found is None:

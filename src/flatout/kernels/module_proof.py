@@ -109,7 +109,8 @@ def result_of(
 @contextlib.contextmanager
 def plain_computing() -> Iterator[None]:
     """Compute without dropout, autocast and compiled code, so that two runs can be compared."""
-    off = [torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda")[: _kinds()]]
+    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    off = [torch.autocast(kind, enabled=False) for kind in kinds]
     order = patching.Order.TECHNIQUE
     with contextlib.ExitStack() as stack:
         stack.enter_context(
@@ -138,10 +139,6 @@ class _InDouble(TorchFunctionMode):
         result = func(*args, **kwargs)
         is_smaller = isinstance(result, torch.Tensor) and result.dtype in SMALLER
         return result.double() if is_smaller else result
-
-
-def _kinds() -> int:
-    return 2 if torch.cuda.is_available() else 1
 
 
 def _without_dropout(attend: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -61,11 +61,7 @@ def decode_region(
 
 @functools.cache
 def open_library() -> Any:
-    """Return the compiled function, bound to Pillow's library.
-
-    Raises:
-        NotApplicable: if there is no compiler, or Pillow's library cannot do it.
-    """
+    """Return the compiled function, bound to Pillow's library."""
     path = find_jpeg_library()
     library = load_library("region")
     trouble = library.open_library(path.encode())
@@ -88,11 +84,7 @@ def can_decode() -> bool:
 
 
 def find_jpeg_library() -> str:
-    """Return the path of the JPEG library that Pillow has loaded.
-
-    Raises:
-        NotApplicable: if there is none: it is linked into Pillow, or this is not Linux.
-    """
+    """Return the path of the JPEG library that Pillow has loaded."""
     from PIL import features
 
     if not features.check("jpg"):

@@ -83,7 +83,7 @@ def _memory(core: Any) -> tuple[int, Any] | None:
         capsule = core.__arrow_c_array__()
     except ValueError:  # more than one block of memory
         return None
-    array = _Array.from_address(_pointer_of(capsule, b"arrow_array"))
+    array = _Array.from_address(int(_get_pointer()(capsule, b"arrow_array")))
     width, height = core.size
     if array.n_children != 1 or array.length != width * height or array.offset:
         return None
@@ -97,10 +97,6 @@ def _function() -> Any:
     return load_function("resample", "resample", *pointers, *numbers)
 
 
-def _pointer_of(capsule: Any, name: bytes) -> int:
-    return int(_get_pointer()(capsule, name))
-
-
 @functools.cache
 def _get_pointer() -> Any:
     prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
@@ -109,11 +105,7 @@ def _get_pointer() -> Any:
 
 @functools.cache
 def find_order() -> Order:
-    """Return how this Pillow orders the passes.
-
-    Raises:
-        NotApplicable: if there is no compiler, or this Pillow resamples in another way.
-    """
+    """Return how this Pillow orders the passes."""
     from PIL import Image
 
     core: Any = vars(Image)["core"]
@@ -129,9 +121,6 @@ def order_by(is_same: Callable[[Any, Size, int, Box, Order], bool], kinds: Set[i
     Args:
         is_same: tells it of a picture, a size, a filter, a box and an order.
         kinds: filters that are tried.
-
-    Raises:
-        NotApplicable: if there is none.
     """
     cases = [_case(random.Random(number), kinds) for number in range(TRIED)]
     for order in ORDERS:

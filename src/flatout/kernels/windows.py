@@ -94,9 +94,6 @@ class RowWriter:
             picture: uint8, height x width x 3, contiguous, in host memory.
             box: Top, left, height, width and whether it is mirrored.
             target: side x side x 3, contiguous; uint8, or float32 where it is normalised.
-
-        Raises:
-            ValueError: if the window is not in the picture.
         """
         sides, edges = (ctypes.c_int64 * 2)(*picture.shape[:2]), (ctypes.c_int64 * COLUMNS)(*box)
         source, row = picture.data_ptr(), target.data_ptr()

@@ -151,9 +151,6 @@ def hold_working_folder(folder: Path, root: Path, *, is_free: bool) -> Iterator[
         root: the cache's folder.
         is_free: whether nothing is held: nothing is undone, or a trial's script started this
             flatout, which is part of that trial then.
-
-    Raises:
-        UserError: if another trial does not end, or one that was killed left originals there.
     """
     if is_free:
         yield None
@@ -172,11 +169,7 @@ def hold_working_folder(folder: Path, root: Path, *, is_free: bool) -> Iterator[
 
 
 def make_trial_folder(root: Path) -> Path:
-    """Make a trial's folder, with room for its ending.
-
-    Raises:
-        UserError: if the disk is full.
-    """
+    """Make a trial's folder, with room for its ending."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="trial-", dir=root))
         with (folder / RESERVE).open("wb") as file:

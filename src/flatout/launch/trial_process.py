@@ -184,11 +184,7 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
 
 
 def scratch_root() -> Path:
-    """Return the folder for trials, created; on a disk, private, not inside the user's folders.
-
-    Raises:
-        UserError: where no folder can be written, or the one there is not this user's alone.
-    """
+    """Return the folder for trials, created; on a disk, private, not inside the user's folders."""
     spare = Path(tempfile.gettempdir()) / f"flatout-{os.getuid()}"
     for candidate in (*_cache_folders(), spare):
         with contextlib.suppress(OSError):
@@ -391,12 +387,7 @@ def _results(folder: Path) -> list[TrialResult]:
 
 
 def find_result(path: Path) -> TrialResult | None:
-    """Return a result; None of a process that was killed or had no room to write it whole.
-
-    Raises:
-        UserError: if it is whole, but a field has another type than it declares: a run that is
-            reported without its steps would be harder to understand.
-    """
+    """Return a result; None of a process that was killed or had no room to write it whole."""
     found = _find_plain(path)
     try:
         return None if found is None else from_plain(TrialResult, found)

@@ -35,10 +35,6 @@ def parse_workload(target: str, arguments: Sequence[str]) -> Workload:
     `torchrun --nproc-per-node 2 train.py`, `accelerate launch train.py`, or the name of a command
     that is installed next to this Python.
 
-    Args:
-        target: What is where the script is.
-        arguments: Everything after it, untouched.
-
     Raises:
         UserError: if there is no such script, module or Task, or it cannot be run.
     """
@@ -77,11 +73,7 @@ def _unwrapped(words: list[str]) -> list[str]:
 
 
 def _script_after(start: str, rest: list[str]) -> list[str]:
-    """Return the words after a start such as `python`.
-
-    Raises:
-        UserError: if no script follows, or an option that flatout would have to pass on.
-    """
+    """Return the words after a start such as `python`."""
     if not rest:
         raise UserError(f"{start} needs a script, as in: flatout measure {start} train.py")
     if rest[0].startswith("-") and rest[0] != MODULE:

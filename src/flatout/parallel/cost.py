@@ -18,6 +18,28 @@ from flatout.records.plan import NumberSource
 
 REDUCED_AND_GATHERED = 2
 """An all-reduce is a reduce-scatter followed by an all-gather, as rings do it."""
+OFFLOAD_TRAVELS = 3
+"""Times that the size of offloaded parameters crosses the link to the host in a step: parameters
+for forward and for backward, and gradients. FSDP overlaps a part of it, which is not counted."""
+HOST_PASSES = 7
+"""Times that Adam's step touches the parameters' size: it reads four tensors and writes three."""
+HOST_BYTES_PER_S = 50e9
+"""What a host's memory gives the steps of all its ranks together: assumed."""
+
+
+def offload_s(parameter_bytes: float, link_bytes_per_s: float, ranks: int = 1) -> float:
+    """Return what a step takes longer with parameters and the optimizer's step on the host.
+
+    Args:
+        parameter_bytes: of one rank's share.
+        link_bytes_per_s: between a device and the host.
+        ranks: that step on the same host.
+
+    >>> round(offload_s(4e9, 50e9), 2), round(offload_s(1e9, 50e9, ranks=4), 2)
+    (0.8, 0.62)
+    """
+    per_byte = OFFLOAD_TRAVELS / link_bytes_per_s + ranks * HOST_PASSES / HOST_BYTES_PER_S
+    return parameter_bytes * per_byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +117,8 @@ class StepWork:
     """Share of that which backward hides at most, as the link was measured or assumed."""
     parameters: float = 0.0
     """That the optimizer of one rank steps on, on the fullest stage."""
+    host_s: float = 0.0
+    """Of offloaded parameters and states: their way to the host and back, and the step there."""
     data_s: float = 0.0
     """Until the loaders of all ranks on one host have made the samples of a step."""
 
@@ -190,7 +214,7 @@ def step_cost(step: StepWork, costs: DeviceCosts) -> StepCost:
         hop_s=passes * max(work.hop_s for work in step.stages),
         exposed_s=max(0.0, step.gradients_s - min(hidden_s, step.overlap * step.gradients_s)),
         optimizer_s=costs.s_per_parameter * step.parameters,
-        rest_s=costs.step_s,
+        rest_s=costs.step_s + step.host_s,
         data_s=step.data_s,
         start_s=step.microbatches * costs.s_per_start * work.starts,
     )

@@ -5,14 +5,15 @@ two forwards before one backward, two backwards after them, and networks that tr
 GAN) are reduced as well, which a model wrapped in DDP leaves out in silence.
 """
 
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from flatout.parallel.group import say, stop
+from flatout.parallel.group import device_of_group, say, stop
 
 BUCKET_BYTES = 250 << 20
 """Bytes that are sent together where a model's state is made alike, as DDP does."""
@@ -129,19 +130,24 @@ def leaves_of(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class Shards:
-    """A model of which each rank keeps a part (FSDP2, ZeRO-2 or 3)."""
+    """A model of which each rank keeps a part (FSDP2, ZeRO-2 or 3), on its device or its host."""
 
-    def __init__(self, ranks: int, shard: int, *, reshards: bool) -> None:
+    def __init__(self, ranks: int, shard: int, *, reshards: bool, offloads: bool = False) -> None:
         from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
-        kind = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        kind = device_of_group().type
         axes = {"dp_replicate": ranks // shard} if shard < ranks else {}
         axes["dp_shard"] = shard
         self.mesh = init_device_mesh(kind, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        self.policy = CPUOffloadPolicy(pin_memory=kind == "cuda") if offloads else OffloadPolicy()
         self.reshards = reshards
         self.roots: list[nn.Module] = []
         self.replaced: dict[int, nn.Parameter] = {}
+        self.gone: list[nn.Parameter] = []
+        """What was replaced, without its memory: while it is here, no other has its id."""
         self.counts: dict[int, int] = {}
+        _read_sums_whole()
 
     def add(self, root: nn.Module) -> None:
         """Shard a root model in place: its repeated blocks one by one, then what is left."""
@@ -152,12 +158,20 @@ class Shards:
         self.roots.append(root)
         make_alike([*root.parameters(), *root.buffers()])
         before = dict(root.named_parameters())
-        for block in blocks_of(root):
-            fully_shard(block, mesh=self.mesh, reshard_after_forward=self.reshards)
-        fully_shard(root, mesh=self.mesh, reshard_after_forward=self.reshards)
+        for module in (*blocks_of(root), root):
+            fully_shard(
+                module,
+                mesh=self.mesh,
+                reshard_after_forward=self.reshards,
+                offload_policy=self.policy,
+            )
         after = dict(root.named_parameters())
         self.replaced |= {id(before[name]): after[name] for name in before}
         self.counts[id(root)] = len(before)
+        _put_in_place(before, self.replaced)
+        for parameter in before.values():
+            parameter.data = parameter.new_empty(0)
+            self.gone.append(parameter)
         root.register_state_dict_post_hook(_gather_state)  # type: ignore[no-untyped-call]
         root.register_load_state_dict_pre_hook(_share_state)  # type: ignore[no-untyped-call]
 
@@ -194,6 +208,40 @@ class Shards:
                 stop(f"after step {steps} the model has {count} parameters, not all it had")
         if any(id(p) in self.replaced for group in optimizer.param_groups for p in group["params"]):
             stop("an optimizer steps on parameters that were sharded since: make it later")
+
+
+def _read_sums_whole() -> None:
+    """Let a number that is read off a sum over shards, a norm say, be that of all ranks.
+
+    DTensor gives the part of this rank, by which a script would decide otherwise on each.
+    """
+    from torch.distributed.tensor import DTensor
+
+    DTensor._op_dispatcher._custom_op_handlers.setdefault(
+        torch.ops.aten._local_scalar_dense.default,
+        lambda read, tensors, _: read(tensors[0].full_tensor()),
+    )
+
+
+def _put_in_place(before: dict[str, nn.Parameter], replaced: Mapping[int, nn.Parameter]) -> None:
+    """Let the script's lists, dicts and objects hold the shards instead of the parameters.
+
+    What clips the gradients of a list of its own would find none there, and say nothing.
+    """
+    for holder in gc.get_referrers(*before.values()):
+        fields = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
+        if holder is before:
+            continue
+        if isinstance(holder, list):
+            holder[:] = [replaced.get(id(one), one) for one in holder]
+        elif isinstance(fields, dict):
+            fields |= {key: replaced[id(one)] for key, one in fields.items() if id(one) in replaced}
+        elif isinstance(holder, tuple | set) and len(holder) > 1 and _all_in(holder, replaced):
+            stop(f"the script keeps its parameters in a {type(holder).__name__}: use a list")
+
+
+def _all_in(holder: Iterable[object], replaced: Mapping[int, object]) -> bool:
+    return all(id(one) in replaced for one in holder)
 
 
 def blocks_of(root: nn.Module) -> list[nn.Module]:
@@ -254,8 +302,8 @@ def _shared_as(value: Any, parameter: Any) -> Any:
     is_plain = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
     if not isinstance(parameter, DTensor) or not is_plain or value.shape != parameter.shape:
         return value
-    on_mesh = value.detach().to(parameter.device)
-    return distribute_tensor(on_mesh, parameter.device_mesh, parameter.placements)
+    shared = distribute_tensor(value.detach(), parameter.device_mesh, parameter.placements)
+    return shared.to(parameter.device)  # where it is offloaded, that is not the mesh's
 
 
 def warn_of_batch_statistics(root: nn.Module) -> None:

@@ -61,8 +61,12 @@ def say(text: str) -> None:
         sys.stderr.write(f"flatout: {text}\n")
 
 
-def join(ranks: int) -> bool:
+def join(ranks: int, *, uses_host: bool = False) -> bool:
     """Enter the group that the environment describes, and seed all ranks alike.
+
+    Args:
+        ranks: what the training is for.
+        uses_host: whether ranks with GPUs exchange tensors of the host's memory too.
 
     Returns:
         Whether this process is a rank: launchers, loader workers and other children are none.
@@ -76,7 +80,8 @@ def join(ranks: int) -> bool:
     if torch.cuda.is_available():
         if not dist.is_nccl_available():
             stop("this build of torch has no NCCL, which several GPUs need")
-        backend, device = "nccl", int(os.environ.get("LOCAL_RANK", "0"))
+        backend = "cpu:gloo,cuda:nccl" if uses_host else "nccl"
+        device = int(os.environ.get("LOCAL_RANK", "0"))
         torch.cuda.set_device(min(device, torch.cuda.device_count() - 1))
     try:
         dist.init_process_group(backend, timeout=WAIT)
@@ -95,7 +100,7 @@ def join(ranks: int) -> bool:
 
 def device_of_group() -> torch.device:
     """Return the device whose tensors the group exchanges."""
-    if dist.get_backend() == "nccl":
+    if "nccl" in dist.get_backend():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 

@@ -165,13 +165,14 @@ class StreamColumns:
         factors = np.where(self.parts == _COMPONENTS[Component.ACTIVATIONS], in_flight, 1) * factors
         if spec.engine != "ddp":
             factors = np.where(self.is_second_copy, 0.0, factors)
+        shards = math.inf if spec.offload else spec.dp_shard  # the host has all of it
         for component, stage_of_zero in _ZERO.items():
             if spec.zero >= stage_of_zero:
                 sharded = self.parts == _COMPONENTS[component]
-                factors = np.where(sharded, factors / spec.dp_shard, factors)
+                factors = np.where(sharded, factors / shards, factors)
         if spec.zero:
             temporary = self.is_optimizer & (self.parts == _COMPONENTS[Component.TEMPORARIES])
-            factors = np.where(temporary, factors / spec.dp_shard, factors)
+            factors = np.where(temporary, factors / shards, factors)
         course = np.cumsum(self.signs * (self.sizes * factors)[self.events])
         gathered = self.gathered_root + self.gathered_blocks / spec.tp if spec.zero == 3 else 0.0
         return float(course.max(initial=0.0)) + gathered

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from flatout.hardware.catalogue import GpuModel
-from flatout.parallel.cost import DeviceCosts, Link, StepCost, StepWork, step_cost
+from flatout.parallel.cost import DeviceCosts, Link, StepCost, StepWork, offload_s, step_cost
 from flatout.parallel.rank_share import Layout, StreamColumns, layout_of
 from flatout.records.memory_stream import MemoryStream
 from flatout.records.messages import words
-from flatout.records.parallel import ParallelSpec, microbatches_for
+from flatout.records.parallel import ParallelSpec, microbatches_for, spec_for
 from flatout.records.plan import NumberSource, ParallelAdvice, ParallelPlan, TaggedNumber
 from flatout.records.profile import Profile
 from flatout.records.units import format_bytes, format_ms, format_share
@@ -347,12 +347,16 @@ def step_work(
             )
         )
     hosts = -(-spec.world_size // cluster.gpus)
+    share = columns.parameters / spec.dp_shard
+    ranks = min(spec.world_size, cluster.gpus)
+    on_host = offload_s(share, training.gpu.host_bandwidth, ranks) if spec.offload else 0.0
     return StepWork(
         stages=tuple(stages),
         microbatches=microbatches,
         gradients_s=gradients_s(spec, cluster, layout, columns.parameters),
         overlap=cluster.link(spec.tp, spec.dp).overlap,
-        parameters=columns.stepped_on(spec),
+        parameters=0.0 if spec.offload else columns.stepped_on(spec),
+        host_s=on_host,
         data_s=training.batch / hosts / training.samples_per_s_of_host,
     )
 
@@ -426,6 +430,10 @@ def search(cluster: Cluster, training: Training) -> Found:
         fitting = [plan for plan in found if plan.fits]
         if fitting:
             best[count] = min(fitting, key=_order)
+    if not best and not training.splits_layers:  # a Task is not offloaded
+        last = plan_of(spec_for(cluster.ranks, 3, offload=True), cluster, training)
+        plans = sorted([*plans, last], key=_order)
+        best = {cluster.ranks: last} if last.fits else {}
     return Found(plans=plans, best=best)
 
 
@@ -461,6 +469,12 @@ def advise(found: Found, cluster: Cluster, training: Training) -> ParallelAdvice
     enough = min(n for n, ms in fastest_s.items() if ms < LEAST_GAIN * fastest_s[top])
     plan = found.best[enough]
     gain = fastest_s[enough] / fastest_s.get(asked, math.inf)
+    if plan.spec.offload:
+        others = _advise_more(cluster, training).verdict
+        verdict = words("way.offloaded", gpus=_gpus(asked), others=others)
+        return ParallelAdvice(
+            verdict=verdict, ranks=asked, asked=asked, spec=plan.spec, batch=training.batch
+        )
     is_needed = enough == fewest > 1
     start = words("way.needed" if is_needed else "way.use", n=str(enough))
     cause = ""

@@ -42,6 +42,7 @@ HEADS = ("num_attention_heads", "num_key_value_heads", "num_heads", "n_heads", "
 ALIASES = {
     "colwise_rep": "colwise_gather",
     "colwise_gather_output": "colwise_gather",
+    "embedding_rowwise": "rowwise",
     "sequence_parallel": "sequence",
     "replicated_with_grad_allreduce": "replicate",
 }
@@ -197,7 +198,9 @@ def plan_for(
     if given:
         styles, source = named(given, root, is_users=True), "yours"
     else:
-        styles, source = named(own_plan_of(root), root, is_users=False), "the model's own"
+        tied, source = _tied_modules(root), "the model's own"
+        own = named(own_plan_of(root), root, is_users=False)
+        styles = {name: style for name, style in own.items() if name not in tied}
     if not styles:
         styles, source = _derived(root, blocks, degree), "derived"
     for name, style in styles.items():

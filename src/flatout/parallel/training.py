@@ -59,11 +59,15 @@ class ParallelTraining:
 
     @classmethod
     @never_quietly
-    def join(cls, ranks: int, *, zero: int, shard: int) -> "ParallelTraining | None":
+    def join(
+        cls, ranks: int, *, zero: int, shard: int, offloads: bool
+    ) -> "ParallelTraining | None":
         """Return this rank's side; None where this process is no rank."""
-        if not group.join(ranks):
+        if not group.join(ranks, uses_host=offloads):
             return None
-        engine = Shards(ranks, shard or ranks, reshards=zero == 3) if zero else Replicas()
+        engine: Shards | Replicas = Replicas()
+        if zero:
+            engine = Shards(ranks, shard or ranks, reshards=zero == 3, offloads=offloads)
         training = cls(Part(dist.get_rank(), ranks), engine)
         patching.wrap(torch.amp.GradScaler, "scale", training._scale)
         patching.wrap(torch.nn.DataParallel, "__init__", _say_ddp)
@@ -100,10 +104,13 @@ class ParallelTraining:
         if any(True for _ in root.parameters()):
             self.engine.add(root)
             self.roots.append(root)
-            warn_of_batch_statistics(root)
+            if self.part.ranks > 1:
+                warn_of_batch_statistics(root)
 
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
         """Return a training call; of a script without a loader each rank takes its part of it."""
+        if self.part.ranks == 1:
+            return call
 
         @functools.wraps(call)
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -97,9 +97,6 @@ def parse_settings(text: str) -> AllocatorSettings:
 
     >>> parse_settings("expandable_segments:True,max_split_size_mb:128").max_split_size
     134217728
-
-    Raises:
-        UserError: if a key is unknown or a value is not allowed.
     """
     settings = AllocatorSettings()
     for key, value in _pairs(text):

@@ -160,9 +160,6 @@ def _continued(first: MemoryStream, second: MemoryStream) -> list[Allocation]:
 
     For its batch a step allocates what the first one does. The optimizer makes its states in the
     first one only: its part is taken from the other trace, as it does not depend on the batch.
-
-    Raises:
-        NotRepeatedError: if any of this does not hold in the other trace.
     """
     begun = [row for row in first.allocations if row.step == 0]
     pairs = _matched(begun, second.allocations)

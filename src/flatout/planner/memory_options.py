@@ -39,6 +39,8 @@ class TracedOption:
     """Returns whether there is anything to win."""
     group: str
     """Those of one group do the same work, or are settings of one technique."""
+    is_last: bool = False
+    """Whether it is considered only where nothing else fits."""
 
 
 def candidates(ground: DeviceModel) -> list[TracedOption]:
@@ -54,6 +56,7 @@ def candidates(ground: DeviceModel) -> list[TracedOption]:
             settings=expandable if option.expands_segments else None,
             helps=option.helps,
             group=option.group or name_of(kind),
+            is_last=option.is_last,
         )
         for kind in declaring("memory_options")
         for option in kind.memory_options()
@@ -128,17 +131,30 @@ def ladder(setup: Setup) -> tuple[Rung, ...]:
         for option in candidates(setup.ground)
         if option.helps(setup.stream, setup.ground) and option.label not in setup.refused
     ]
-    rungs = [_single(setup, option, base) for option in options]
-    rungs += _smaller_batches(setup, base)
-    rungs = [rung for rung in rungs if rung.saved_bytes > 0]
-    if not any(rung.fits and not rung.changes_training for rung in (as_is, *rungs)):
-        rungs += _together(setup, options, rungs, base)
-    ways = sorted((as_is, *rungs), key=_order)
+    usual = [option for option in options if not option.is_last]
+    singles = [_single(setup, option, base) for option in usual]
+    singles += _smaller_batches(setup, base)
+    singles = [rung for rung in singles if rung.saved_bytes > 0]
+    rungs = [as_is, *singles]
+    if not _has_way(rungs):
+        rungs += _together(setup, usual, singles, base)
+    if not _has_way(rungs) and len(usual) < len(options):
+        last = [_single(setup, option, base) for option in options if option.is_last]
+        last = [rung for rung in last if rung.saved_bytes > 0]
+        rungs += last
+        if not _has_way(rungs):
+            rungs += _together(setup, options, [*singles, *last], base)
+    ways = sorted(rungs, key=_order)
     by_label = {option.label: option for option in options}
     return tuple(
         _with_batch(setup, rung, by_label) if number < MOST_BATCHES else rung
         for number, rung in enumerate(ways)
     )
+
+
+def _has_way(rungs: Sequence[Rung]) -> bool:
+    """Return whether one of them fits and trains the same."""
+    return any(rung.fits and not rung.changes_training for rung in rungs)
 
 
 def _with_batch(setup: Setup, rung: Rung, by_label: Mapping[str, TracedOption]) -> Rung:

@@ -71,11 +71,7 @@ def open_tracer(
 
 
 def _checked(request: TraceRequest) -> TraceRequest:
-    """Return the request.
-
-    Raises:
-        UserError: if its numbers make no sense.
-    """
+    """Return the request."""
     for name, value in (("batch", request.batch), ("steps", request.steps)):
         if value is not None and (type(value) is not int or value < 1):
             raise UserError(f"{name} {value!r} cannot be traced; give a whole number > 0")
@@ -108,11 +104,7 @@ class _Process:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def trace(self, request: TraceRequest) -> MemoryStream:
-        """Return the stream of one request.
-
-        Raises:
-            UserError: if it cannot be traced.
-        """
+        """Return the stream of one request."""
         request = _checked(request)
         reply = self.ask(request)
         if reply is None and request.device == "cuda":

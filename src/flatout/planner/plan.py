@@ -64,13 +64,7 @@ KINDS = {
 
 
 def plan_of(target: str, setup: Setup, *, fit: bool = False) -> Plan:
-    """Return the plan of a traced step.
-
-    Args:
-        target: what the user planned.
-        setup: the stream and the device.
-        fit: whether the largest batch is looked for.
-    """
+    """Return the plan of a traced step."""
     ground, stream = setup.ground, setup.stream
     limit = ground.limit(stream)
     played = replay(stream, ground.settings, capacity=limit)

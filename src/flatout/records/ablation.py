@@ -381,11 +381,7 @@ def _pair_to_json(pair: Comparison | None) -> dict[str, Any]:
 
 
 def ablation_from_json(plain: Mapping[str, Any]) -> Ablation:
-    """Return the ablation that `Ablation.to_json` wrote.
-
-    Raises:
-        ValueError: if the schema is another one.
-    """
+    """Return the ablation that `Ablation.to_json` wrote."""
     if plain.get("schema") != SCHEMA:
         raise ValueError(f"not a {SCHEMA} record: schema is {plain.get('schema')!r}")
     best = plain["best"]

@@ -31,7 +31,7 @@ def module_names(package: ModuleType) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     for root in package.__path__:
-        for family in _packages(root):
+        for family in (info.name for info in pkgutil.iter_modules([root]) if info.ispkg):
             for info in pkgutil.iter_modules([str(Path(root) / family)]):
                 module = f"{package.__name__}.{family}.{info.name}"
                 if info.name in names:
@@ -57,21 +57,13 @@ def load_class(module_name: str, base: type[Base]) -> type[Base]:
     return found[0]
 
 
-def _packages(root: str) -> list[str]:
-    return [info.name for info in pkgutil.iter_modules([root]) if info.ispkg]
-
-
 def names() -> tuple[str, ...]:
     """Return the names of all techniques, in alphabetical order, importing none of them."""
     return tuple(_modules())
 
 
 def technique_class(name: str) -> type[Technique]:
-    """Return the class of a technique.
-
-    Raises:
-        UserError: if there is none of that name; the nearest one is named.
-    """
+    """Return the class of a technique."""
     modules = _modules()
     if name not in modules:
         raise UserError(unknown("technique", name, modules))

@@ -194,13 +194,7 @@ extended."""
 
 
 def module_command(python: str, module: str, *words: str) -> list[str]:
-    """Return the argv that runs a module of ours, and nothing out of the current folder.
-
-    Args:
-        python: the interpreter.
-        module: dotted name.
-        words: its arguments.
-    """
+    """Return the argv that runs a module of ours, and nothing out of the current folder."""
     return [python, "-c", RUN_MODULE, module, *words]
 
 

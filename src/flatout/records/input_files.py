@@ -57,11 +57,7 @@ def read_json(path: str | Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what JSON holds; what `json.dumps` writes for numbers that are not finite is allowed.
-
-    Raises:
-        ValueError: if it is no JSON within the bounds.
-    """
+    """Return what JSON holds; numbers that are not finite, as `json.dumps` writes them, too."""
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
@@ -122,11 +118,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def checked(plain: Any) -> Any:
-    """Return plain values whose nesting, numbers and types are within the bounds.
-
-    Raises:
-        ValueError: if they are not.
-    """
+    """Return plain values whose nesting, numbers and types are within the bounds."""
     level: list[Any] = [plain]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []

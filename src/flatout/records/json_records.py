@@ -54,10 +54,6 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
         kind: a dataclass.
         plain: a mapping, as read from JSON or TOML.
         where: what is read, for messages; empty for the whole.
-
-    Raises:
-        ValueError: with the path of the first field that is missing or of another type. A text
-            where a number belongs would else fail far from the file it came from.
     """
     if not isinstance(plain, Mapping):
         raise _wrong(kind, plain, where or "it")

@@ -153,11 +153,7 @@ def stream_to_json(stream: MemoryStream) -> dict[str, Any]:
 
 
 def stream_from_json(plain: Mapping[str, Any]) -> MemoryStream:
-    """Return the stream that `stream_to_json` wrote.
-
-    Raises:
-        ValueError: if the schema is another one.
-    """
+    """Return the stream that `stream_to_json` wrote."""
     if plain.get("schema") != SCHEMA:
         raise ValueError(f"not a {SCHEMA} record: schema is {plain.get('schema')!r}")
     return MemoryStream(
@@ -292,9 +288,6 @@ def repeated(stream: MemoryStream, times: int) -> MemoryStream:
     the step before, the last loss.
 
     That is what a training does from its second step on.
-
-    Raises:
-        NotSteadyError: if the step leaves other sizes behind than it found.
     """
     last = stream.steps - 1
     start, end = step_bounds(stream, last)

@@ -85,6 +85,9 @@ class ParallelSpec:
     `microbatches_for`."""
     schedule: str = "1f1b"
     """Order of the microbatches in a pipeline, one of `SCHEDULES`."""
+    offload: bool = False
+    """Whether what `zero=3` shards is kept in the host's memory, where the optimizer steps on it
+    too."""
     tp_plan: Mapping[str, str] = field(default_factory=dict)
     """Style of each module by its name, `*` for any part of it; empty takes the model's own plan,
     else one that is derived from the model and proven before use."""
@@ -143,7 +146,7 @@ class ParallelSpec:
         >>> ParallelSpec(dp_replicate=2).engine, ParallelSpec(dp_replicate=2, tp=2).engine
         ('ddp', 'fully_shard')
         """
-        if self.dp == 1:
+        if self.dp == 1 and not self.offload:
             return "none"
         return "ddp" if self.zero < 2 and self.tp == self.pp == 1 else "fully_shard"
 
@@ -178,8 +181,12 @@ def find_refusal(spec: ParallelSpec) -> str | None:
             f"dp_replicate={spec.dp_shard}",
         ),
         (
-            spec.zero > 0 and spec.dp_shard == 1,
+            spec.zero > 0 and spec.dp_shard == 1 and not spec.offload,
             f"zero={spec.zero} has nothing to shard over: give dp_shard",
+        ),
+        (
+            spec.offload and spec.zero != 3,
+            "offload keeps in the host's memory what zero=3 shards: give zero=3",
         ),
         (
             spec.zero == 1 and bool(others),
@@ -213,11 +220,7 @@ def find_refusal(spec: ParallelSpec) -> str | None:
 
 
 def check_world(spec: ParallelSpec, ranks: int) -> None:
-    """Refuse a number of ranks for which a spec was not made.
-
-    Raises:
-        UserError: with the number that it needs.
-    """
+    """Refuse a number of ranks for which a spec was not made."""
     if spec.world_size != ranks:
         product = " x ".join(f"{name}={getattr(spec, name)}" for name in AXES)
         raise UserError(
@@ -248,32 +251,35 @@ def microbatches_for(spec: ParallelSpec, samples: int, accum_steps: int = 1) -> 
     return -(-count // spec.pp) * spec.pp if schedule.needs_multiple_of_pp else count
 
 
-def spec_for(ranks: int, zero: int = 0) -> ParallelSpec:
+def spec_for(ranks: int, zero: int = 0, *, offload: bool = False) -> ParallelSpec:
     """Return plain data parallelism over so many ranks.
 
-    >>> spec_for(4, zero=3).label
-    'dp_shard=4 zero=3'
+    >>> spec_for(4, zero=3).label, spec_for(1, zero=3, offload=True).label
+    ('dp_shard=4 zero=3', 'zero=3 offload=True')
     """
-    if zero and ranks > 1:
-        return ParallelSpec(dp_shard=ranks, zero=zero)
+    if offload or (zero and ranks > 1):
+        return ParallelSpec(dp_shard=ranks, zero=zero, offload=offload)
     return ParallelSpec(dp_replicate=ranks)
 
 
-def script_settings(spec: ParallelSpec) -> dict[str, int]:
-    """Return the settings of data parallelism for a script, which offers nothing else.
-
-    Raises:
-        UserError: where the spec asks for more: that needs a Task.
-    """
-    plain = ParallelSpec(dp_replicate=spec.dp_replicate, dp_shard=spec.dp_shard, zero=spec.zero)
+def script_settings(spec: ParallelSpec) -> dict[str, Any]:
+    """Return the settings of data parallelism for a script, which offers nothing else."""
+    plain = ParallelSpec(
+        dp_replicate=spec.dp_replicate,
+        dp_shard=spec.dp_shard,
+        zero=spec.zero,
+        offload=spec.offload,
+    )
     if spec != plain:
         more = sorted(spec_to_toml(spec).keys() - spec_to_toml(plain).keys())
         raise UserError(
             f"[parallel] {', '.join(more)}: a script as it is trains data-parallel only, with "
-            "dp_replicate, dp_shard and zero; what else there is needs a Task"
+            "dp_replicate, dp_shard, zero and offload; what else there is needs a Task"
         )
     shard = spec.dp_shard if spec.dp_replicate > 1 and spec.zero else 0
-    return {"ranks": spec.world_size, "zero": spec.zero, "shard": shard}
+    found: dict[str, Any] = {"ranks": spec.world_size, "zero": spec.zero}
+    found |= {"shard": shard} if shard else {}
+    return found | {"offload": True} if spec.offload else found
 
 
 def refit(spec: ParallelSpec, ranks: int) -> ParallelSpec:
@@ -310,11 +316,7 @@ def refit(spec: ParallelSpec, ranks: int) -> ParallelSpec:
 
 
 def spec_from_toml(plain: Mapping[str, Any]) -> ParallelSpec:
-    """Return the spec that the table `[parallel]` of a recipe holds.
-
-    Raises:
-        UserError: for an unknown key, a value of another type, or a refused combination.
-    """
+    """Return the spec that the table `[parallel]` of a recipe holds."""
     known = [item.name for item in fields(ParallelSpec)]
     for name in plain:
         if name not in known:

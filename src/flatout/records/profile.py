@@ -385,11 +385,7 @@ class Profile:
 
 
 def profile_from_json(plain: Mapping[str, Any]) -> Profile:
-    """Return the profile that `Profile.to_json` wrote.
-
-    Raises:
-        ValueError: if the schema is another one.
-    """
+    """Return the profile that `Profile.to_json` wrote."""
     if plain.get("schema") != SCHEMA:
         raise ValueError(f"not a {SCHEMA} record: schema is {plain.get('schema')!r}")
     device = plain["device"]

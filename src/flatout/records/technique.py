@@ -106,6 +106,8 @@ class MemoryOption:
     """Options of one group do the same work; those of one technique always do."""
     is_traceable: bool = True
     """Whether a trace, in which nothing takes time, shows what it does."""
+    is_last: bool = False
+    """Whether it is considered only where nothing else fits that trains the same."""
     splits_by: str = ""
     """The setting that says into how many parts it splits a batch; `change` is not asked then."""
 

@@ -74,6 +74,10 @@ class Outcome(Enum):
     """A technique of the recipe refused, and the process ended at once: nothing was measured."""
 
 
+TECHNIQUE_NOTE = "note.technique"
+"""The sentence of what a technique that acted says at its end, among the notes of a profile."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
     """What became of one technique inside the process."""

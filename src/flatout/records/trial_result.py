@@ -29,6 +29,8 @@ class Segment:
     samples: int = 0
     called: int = 0
     """Samples that the first root was called with before any batch was drawn."""
+    called_most: int = 0
+    """Those of the largest of these calls."""
     calls: list[int] = field(default_factory=list)
     """Forwards of each root, by order of discovery; shorter where later roots were not called."""
     backwards: int = 0
@@ -42,6 +44,18 @@ class Segment:
     """Seconds in collectives by the phase they were called in; empty where there were none."""
     losses: list[Any] = field(default_factory=list)
     """Floats; on a device detached tensors until the run ends: reading one would synchronise."""
+
+    @property
+    def called_with(self) -> int:
+        """Return how many samples the first root was given.
+
+        Of several calls and one backward, each has the same ones, as two views and steps in time,
+        or fewer: a policy also acts with gradients on, for one state at a time.
+        """
+        calls = self.calls[0] if self.calls else 0
+        if not 0 < self.backwards < calls:
+            return self.called
+        return min(self.called, self.called_most * self.backwards)
 
 
 @dataclass(slots=True)

@@ -37,11 +37,7 @@ def write_json(plain: Mapping[str, Any], path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON document that flatout wrote.
-
-    Raises:
-        UserError: if it cannot be read, or is no JSON object.
-    """
+    """Return a JSON document that flatout wrote."""
     try:
         plain = input_files.read_json(path, MAX_DOCUMENT_BYTES)
     except FileNotFoundError:
@@ -58,11 +54,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write alongside the target and rename, so that a full disk leaves the old file as it was.
-
-    Raises:
-        UserError: if the folder or the file cannot be written.
-    """
+    """Write alongside the target and rename, so that a full disk leaves the old file as it was."""
     try:
         replace_text(path, text)
     except IsADirectoryError:
@@ -72,11 +64,7 @@ def write_text(text: str, path: Path) -> None:
 
 
 def ensure_writable(folder: Path) -> None:
-    """Try a file in a folder: better now than after the tuning. What is made for it is removed.
-
-    Raises:
-        UserError: if nothing can be written there.
-    """
+    """Try a file in a folder: better now than after the tuning. What is made for it is removed."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,11 +77,7 @@ def ensure_writable(folder: Path) -> None:
 
 
 def ensure_file_writable(path: Path) -> None:
-    """Try a file that is going to be written: better now than after the measurement.
-
-    Raises:
-        UserError: if it is a folder, or nothing can be written alongside it.
-    """
+    """Try a file that is going to be written: better now than after the measurement."""
     if path.is_dir():
         raise UserError(_is_folder(path))
     if path != STDOUT and not is_stream(path):

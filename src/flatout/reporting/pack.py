@@ -59,6 +59,34 @@ def render_check(checked: Mapping[str, Any], *, width: int = 80, language: str =
     return _lines([*lines, "", *labelled(say("label.next"), say("pack.again"), width)], say)
 
 
+def render_files(found: Mapping[str, Any], *, width: int = 80, language: str = ENGLISH) -> str:
+    """Return the report of a `flatout.pack_files/1` document."""
+    say = messages(language)
+    rate = found["files"] / found["seconds"] if found["seconds"] else 0.0
+    head = words(
+        "pack.copied",
+        folder=found["folder"],
+        files=_count(found["files"], "file"),
+        size=format_bytes(found["bytes"]),
+        time=format_duration(found["seconds"]),
+        rate=format_rate(rate),
+    )
+    facts: dict[str, Text] = {"order": words("pack.shuffled_files", seed=str(found["seed"]))}
+    if found["uneven"] is not None:
+        facts["mixing"] = words(
+            "pack.neighbours",
+            now=f"{found['uneven']:.2f}",
+            before=f"{found['uneven_before']:.2f}",
+            folder=found["source"],
+        )
+    size = max(display_width(say(f"pack.{name}")) for name in facts)
+    lines = [*wrapped(say.text(head), width), ""]
+    for name, text in facts.items():
+        lines += labelled(padded(say(f"pack.{name}"), size), say.text(text), width)
+    command = "flatout tune --numerics training train.py"
+    return _lines([*lines, "", *labelled(say("label.next"), command, width)], say)
+
+
 def render_formats(found: Mapping[str, Any], *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the report of a `flatout.formats/1` document: a row a format, the fastest first."""
     say = messages(language)
@@ -105,7 +133,7 @@ def _fastest(own: Mapping[str, Any], best: Mapping[str, Any] | None, images: int
 
 def _format_row(cost: Mapping[str, Any], found: Mapping[str, Any], say: Messages) -> list[str]:
     rate = format_rate(cost["images_per_s"])
-    if _exceeds_memory(cost, found):
+    if found["read_bytes_per_s"] and cost["total_bytes"] > found["free_memory_bytes"]:
         rate = say("pack.bound_by_storage", rate=rate)
     row = [
         cost["name"],
@@ -118,10 +146,6 @@ def _format_row(cost: Mapping[str, Any], found: Mapping[str, Any], say: Messages
         row.append(f"{cost['cores_needed']:.2g}")
     off = f"{cost['difference']:.1f}"
     return [*row, say("pack.off_by", n=off) if cost["difference"] else say("pack.the_same")]
-
-
-def _exceeds_memory(cost: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    return bool(found["read_bytes_per_s"]) and cost["total_bytes"] > found["free_memory_bytes"]
 
 
 def _storage(found: Mapping[str, Any]) -> Sentence:

@@ -94,6 +94,7 @@ def spread_command(plan: Plan, workload: str) -> str | None:
     hosts = int(plan.environment.get("hosts", 1)) if advice.ranks == advice.asked else 1
     many = f" --hosts {hosts} --rendezvous HOST:PORT" if hosts > 1 else ""
     zero = f" --zero {spec.zero}" if spec.zero else ""
+    zero += " --offload" if spec.offload else ""
     return f"flatout run --gpus {spec.world_size // hosts}{many}{zero} {workload}"
 
 

@@ -213,25 +213,17 @@ def tensor_rows(tensors: Sequence[TensorAtPeak], most: int) -> list[tuple[Text, 
         (
             format_bytes(tensor.bytes),
             " ".join(filter(None, ["x".join(map(str, tensor.shape)), tensor.dtype])) or NOTHING,
-            _kind(tensor) if tensor.kind else named("phase", tensor.phase),
+            named("tensor_kind", tensor.kind.replace(" ", "_"))
+            if tensor.kind
+            else named("phase", tensor.phase),
             ", ".join(filter(None, [tensor.module, tensor.line or tensor.operator])) or NOTHING,
         )
         for tensor in tensors[:most]
     ]
 
 
-def _kind(tensor: TensorAtPeak) -> str:
-    return named("tensor_kind", tensor.kind.replace(" ", "_"))
-
-
 def next_command(plan: Plan, workload: str, gpu: str) -> str:
-    """Return what to type next.
-
-    Args:
-        plan: what was found.
-        workload: the target with its arguments.
-        gpu: the device as the user named it; empty for this machine's own.
-    """
+    """Return what to type next."""
     chosen = f" --gpu {gpu}" if gpu else ""
     # A configuration is no training: it can be planned, and that is all.
     can_train = not workload.startswith("hf:")
@@ -266,15 +258,7 @@ FACTS = ("used", "peak", "batch", "keep", "formula", "checked")
 def render_plan(
     plan: Plan, *, workload: str, gpu: str = "", width: int = 80, language: str = ENGLISH
 ) -> str:
-    """Return the report: the answer, the evidence, the next command.
-
-    Args:
-        plan: what was predicted.
-        workload: the target with its arguments, as the user types it.
-        gpu: the device as the user named it; empty for this machine's own.
-        width: columns of the terminal.
-        language: One of `flatout.records.messages.LANGUAGES`.
-    """
+    """Return the report: the answer, the evidence, the next command."""
     say = messages(language)
     told = headline(plan)
     if plan.advice:
@@ -351,14 +335,7 @@ class Layer:
 
 
 def plan_html(plan: Plan, *, workload: str, gpu: str = "", language: str = ENGLISH) -> str:
-    """Return the page: the answer, the curve of two steps, the tables.
-
-    Args:
-        plan: what was predicted.
-        workload: the target with its arguments, as the user types it.
-        gpu: the device as the user named it.
-        language: One of `flatout.records.messages.LANGUAGES`.
-    """
+    """Return the page: the answer, the curve of two steps, the tables."""
     say = messages(language)
     return render(
         "plan.html.j2",

@@ -49,11 +49,6 @@ def add_findings(profile: Profile, machine: Machine, in_use: Collection[str] = (
 
     The largest share comes first, and after all others what is only known to be no more. A rule
     that fails is left out with a note: what was measured is worth more than what it says.
-
-    Args:
-        profile: What was measured.
-        machine: Where.
-        in_use: Names of the techniques that it was measured with.
     """
     found: list[Finding] = []
     failed: list[str] = []

@@ -199,9 +199,7 @@ class TrialHistory:
     def time(self, recipe: Recipe, *, must_apply: bool = False) -> Asking[Trial]:
         """Ask for one timed trial, again where other work disturbed it.
 
-        Args:
-            recipe: the techniques to time.
-            must_apply: end the trial early where one of them refuses.
+        With `must_apply` the trial ends early where a technique refuses.
 
         Raises:
             MachineBusyError: if most trials are disturbed and that is not accepted.

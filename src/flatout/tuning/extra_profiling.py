@@ -78,15 +78,7 @@ class Looks:
 def look_closer(
     history: TrialHistory, search: Search, recipe: Recipe, first: Trial, left_s: float
 ) -> Asking[Looks]:
-    """Look at what the timed steps do not show, where a technique needs it and there is time.
-
-    Args:
-        history: Asks for another run of the script.
-        search: Which techniques may be tried.
-        recipe: The script's floor.
-        first: Its timed trial.
-        left_s: The time of the tuning that is left.
-    """
+    """Look at what the timed steps do not show, where a technique needs it and there is time."""
     profile = first.profile
     probes = wanted_probes(search, profile) if profile is not None else {}
     if profile is None or not probes:

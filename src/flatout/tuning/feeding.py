@@ -64,11 +64,7 @@ def find_pipeline(
 ) -> Asking[Pipeline | None]:
     """Return what a sample costs by leg under a recipe; None where it could not be seen.
 
-    Args:
-        history: Asks for runs of the recipe.
-        recipe: Under which samples are made.
-        profile: Its step.
-        all_cores: Whether the other cores make samples, too, meanwhile.
+    With `all_cores` the other cores make samples, too, meanwhile.
     """
     company = {"company": _others(history, profile)} if all_cores else {}
     options = {"max_s": LOOK_S} | company
@@ -78,13 +74,7 @@ def find_pipeline(
 
 
 def note_prepared(recipe: Recipe, profile: Profile, machine: Machine) -> list[str]:
-    """Return what is promised by techniques that need a command of the user's to be tried at all.
-
-    Args:
-        recipe: The recipe that was found.
-        profile: Its step, with the costs of the samples.
-        machine: For its cores.
-    """
+    """Return what is promised by techniques that only a command of the user's can try."""
     share, pipeline = profile.share("data_wait"), profile.pipeline
     if share < STILL_WAITING or pipeline is None:
         return []
@@ -138,11 +128,7 @@ def find_costs(
     what takes turns on a core takes its caches, too. On one thread: several of them spin while they
     wait for each other, and what they spin is no work that has to be done.
 
-    Args:
-        history: Asks for runs of the recipe once more.
-        recipe: What trains.
-        final: Its profile.
-        steps: To look at; by default as many as a trial measures.
+    Over as many steps as a trial measures, if not given.
     """
     if final.device_kind != "cpu":
         return Costs()
@@ -184,11 +170,7 @@ def _others(history: TrialHistory, profile: Profile) -> int:
 def feeding_of(final: Profile, free_ms: float, pipeline: Pipeline, costs: Costs) -> Feeding:
     """Return the rates of a recipe, of all ranks together.
 
-    Args:
-        final: The recipe's step.
-        free_ms: Its step with free data.
-        pipeline: What a sample costs by leg, and the cores of one rank.
-        costs: Of training and making together.
+    `pipeline` has the cores of one rank.
     """
     samples = final.samples_per_step
     trained_ms = costs.trained_ms / final.samples_per_step_per_rank

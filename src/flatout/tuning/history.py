@@ -30,11 +30,7 @@ def history_path() -> Path:
 
 
 def read_history(path: Path) -> list[EarlierResult]:
-    """Return all results, the oldest first; a line that cannot be read is left out.
-
-    Raises:
-        UserError: if the file is there and cannot be read.
-    """
+    """Return all results, the oldest first; a line that cannot be read is left out."""
     try:
         lines = read_bytes(path, MAX_OWN_BYTES).splitlines()
     except FileNotFoundError:

@@ -180,15 +180,7 @@ def play_task(
     run: Runner = run_trial,
     wait: Callable[[float], None] = wait_for_quiet,
 ) -> Played:
-    """Play a task on this host, for a tuning on another one.
-
-    Args:
-        workload: what is tuned.
-        task: what to play of it.
-        limit_s: time for one trial at most.
-        run: runs a trial.
-        wait: waits for other processes to leave the cores alone.
-    """
+    """Play a task on this host, for a tuning on another one."""
     clean_up_stale_trials()
     latest: dict[str, Trial] = {}
 

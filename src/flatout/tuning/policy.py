@@ -26,7 +26,7 @@ from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Decision, Rule
 from flatout.records.technique import Numerics
-from flatout.records.trial import Outcome, Trial
+from flatout.records.trial import TECHNIQUE_NOTE, Outcome, Trial
 from flatout.tuning.bundle import drop_order
 from flatout.tuning.experiments import ENDS, Asking, Budget, TrialHistory, stop_of
 from flatout.tuning.extra_profiling import Looks, look_closer
@@ -293,6 +293,8 @@ def _confirm(state: TuningState) -> Asking[RecipeProof]:
         if is_rest:
             return (yield from _confirm(state))
     if match.decision is Decision.KEPT and check.passed:
+        notes = match.candidate.notes if match.candidate else ()
+        state.notes += [note for note in notes if code_of(note) == TECHNIQUE_NOTE]
         feeding = yield from _fed(state, match.candidate)
         return RecipeProof(
             confirmation=match.comparison, final=match.candidate, check=check, feeding=feeding

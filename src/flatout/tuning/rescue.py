@@ -114,11 +114,7 @@ class RescuedBaseline:
 def make_it_run(
     history: TrialHistory, search: Search, first: Trial, tell: Callable[[Progress], None]
 ) -> Asking[RescuedBaseline]:
-    """Try techniques until the script runs; at most half of the time goes into that.
-
-    Raises:
-        UserError: if nothing made it run; the text says what was tried.
-    """
+    """Try techniques until the script runs; at most half of the time goes into that."""
     budget = history.budget
     tell(progress(budget, "", event=words("trying.failed", message=first.message)))
     rescue = RescuedBaseline(

@@ -93,13 +93,7 @@ class Screened:
 def screen_first(
     ladder: TuningState, ranked: Sequence[Candidate], pair: Sequence[Candidate] = ()
 ) -> Asking[set[str]]:
-    """Screen what can be switched, race what it proposes; return labels that need no trial more.
-
-    Args:
-        ladder: Where the tuning is.
-        ranked: All candidates, those with the most hope first; predictions forbid none of them.
-        pair: Techniques that were seen to help together: on all the time, and raced with the rest.
-    """
+    """Screen what can be switched, race what it proposes; return labels that need no trial more."""
     chosen = switchable(ladder, ranked)
     max_s = _time_s(ladder, pair)
     if len(chosen) < FEWEST:

@@ -54,13 +54,6 @@ def find_way(
 
     One pair of each comes first, as far as there is time; then the rest of their pairs, for what
     looked fastest first.
-
-    Args:
-        history: what was measured so far.
-        search: what the user allows.
-        alone: the training on one device, with what it does not run without.
-        ranks: processes, one for each device.
-        tell: shown what is being tried.
     """
     if not _is_allowed(search):
         return replace(alone, notes=(words("spread.not_allowed", technique=setter_of("ranks")),))
@@ -70,7 +63,9 @@ def find_way(
     stopped, best, trial = "", None, alone.trial
     try:
         yield from _time_ways(history, alone.recipe, choices, timed, tell)
-        proven = [x for x in choices if x.label in timed and _is_faster(timed[x.label])]
+        # The ranks themselves compare what they train.
+        kept = {label for label, match in timed.items() if match.decision is Decision.KEPT}
+        proven = [x for x in choices if x.label in kept]
         best = max(proven, key=lambda x: _ratio(timed[x.label]), default=None)
         if best is not None:
             trial = yield from history.again(alone.recipe.plus(best))
@@ -101,7 +96,11 @@ def make_it_fit(
     tell: Callable[[Progress], None],
 ) -> Asking[Way | None]:
     """Return the first way in which a training runs that one device is too small for, if any."""
-    for choice in _ways(ranks) if _is_allowed(search) else ():
+    choices = _ways(ranks)
+    if search.machine.device.kind != "cpu":  # the slowest way, for what fits in no other
+        settings = {"ranks": ranks, "zero": 3, "offload": True}
+        choices.append(Choice(technique=setter_of("ranks"), settings=settings))
+    for choice in choices if _is_allowed(search) else ():
         tell(progress(history.budget, choice.label))
         trial = yield from history.time(Recipe().plus(choice))
         if trial.outcome is Outcome.OK and trial.profile is not None:
@@ -159,11 +158,6 @@ def _time_ways(
 
 def _ratio(match: Match | None) -> float:
     return match.comparison.ratio if match and match.comparison else 0.0
-
-
-def _is_faster(match: Match) -> bool:
-    """Return whether a way is proven; the ranks themselves compare what they train."""
-    return match.decision is Decision.KEPT
 
 
 def _row(choice: Choice, floor: Recipe, match: Match, *, best: Choice | None) -> Row:

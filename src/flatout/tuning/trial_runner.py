@@ -261,11 +261,7 @@ def wait_for_quiet(most_s: float) -> None:
 
 @contextlib.contextmanager
 def held_out(out: Path) -> Iterator[None]:
-    """Make the folder for the journal and the reports, and keep other tunings out of it.
-
-    Raises:
-        UserError: if it cannot be made, or another tuning writes there.
-    """
+    """Make the folder for the journal and the reports, and keep other tunings out of it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -286,10 +282,6 @@ def open_journal(
     """Start the journal, or read the one of an interrupted tuning.
 
     Returned are its header, which says what the tuning began with, and its records by key.
-
-    Raises:
-        UserError: if there is nothing to resume, the journal belongs to another tuning, or a
-            survey would overwrite a tuning's.
     """
     path = out / JOURNAL
     try:
@@ -340,9 +332,6 @@ def _read_journal(
     """Return the header and the records by key.
 
     What cannot be read might be of another script or machine.
-
-    Raises:
-        UserError: if the journal is another tuning's, or a line of it cannot be read.
     """
     recorded: dict[str, list[Record]] = {}
     number = 1
@@ -369,11 +358,7 @@ def _read_journal(
 
 
 def _row(line: bytes) -> Any:
-    """Return what `journal_line` wrote.
-
-    Raises:
-        ValueError: if it is not as it was written.
-    """
+    """Return what `journal_line` wrote."""
     body, _, checksum = line.rstrip(b"\n").rpartition(b', "crc32": ')
     if checksum != b"%d}" % zlib.crc32(body + b"}"):
         raise ValueError("damaged")

@@ -32,7 +32,7 @@ from flatout.records.messages import joined, words
 from flatout.records.profile import Profile
 from flatout.records.readings import GpuReadings
 from flatout.records.recipe import Recipe
-from flatout.records.trial import Applied, Outcome, Trial, Workload
+from flatout.records.trial import TECHNIQUE_NOTE, Applied, Outcome, Trial, Workload
 from flatout.records.trial_result import TrialResult
 from flatout.records.trial_spec import MEASURE_S, TrialSpec
 from flatout.records.units import format_share
@@ -166,10 +166,16 @@ def run_trial(
 def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptions) -> Trial:
     result = leading(ending.results)
     outcome, message = outcome_of(ending, options)
+    applied = applied_of(recipe, ending.results)
     profile = None
     if result is not None and outcome in (Outcome.OK, Outcome.NAN) and options.guard is None:
         profile = add_ranks(summarise(result, machine), ending.results, machine)
         said = [message] if outcome is Outcome.NAN else []
+        said += [
+            words(TECHNIQUE_NOTE, technique=item.technique, why=item.why)
+            for item in applied
+            if item.status == "applied" and item.why
+        ]
         profile = replace(profile, notes=(*profile.notes, *said, *_shortage_words(ending)))
     partial = None
     if result is not None and profile is None and options.guard is None:
@@ -183,7 +189,7 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
         partial=partial,
         message=message,
         traceback="" if outcome is Outcome.OK else _traceback(ending),
-        applied=applied_of(recipe, ending.results),
+        applied=applied,
         wall_s=ending.wall_s,
         changed_files=ending.changed_files,
         undone=ending.undone,

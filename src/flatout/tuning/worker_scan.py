@@ -64,13 +64,7 @@ class WorkerScans:
     """Whether the unchanged loading waits for storage or a lock more than it computes."""
 
     def of(self, recipe: Recipe, profile: Profile, left_s: float) -> Asking[WorkerScan | None]:
-        """Return the scan that holds under a recipe; None where no one looked.
-
-        Args:
-            recipe: The recipe so far.
-            profile: Its step.
-            left_s: Time for everything that is still to be tried.
-        """
+        """Return the scan that holds under a recipe; None where no one looked."""
         if not self._is_wanted(profile):
             return None
         key = _key(recipe)
@@ -128,12 +122,7 @@ def scan(
     A script that ends too early is started again for the numbers that it was not seen with, the
     largest first. Each process has the present number, to which the others are ratios.
 
-    Args:
-        history: Asks for runs of the script.
-        recipe: The recipe so far.
-        profile: Its step.
-        max_s: Time for all visits.
-        may_thread: Whether the training's threads may be changed, too.
+    `may_thread`: whether the training's threads may be changed, too.
     """
     fewer_threads = beside_fewer_threads(profile, history.machine) if may_thread else []
     numbers = [(*visit, 0) for visit in visits(profile, history.machine)]

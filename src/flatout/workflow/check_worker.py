@@ -29,11 +29,7 @@ ABOUT_TRAINING = (b"torch", b"accelerat", b"lightning", b"transformers")
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's content.
-
-    Raises:
-        NotAnalysableError: if it is no file, too large, or not to be read.
-    """
+    """Return a file's content."""
     try:
         # A pipe would block; what is opened is what is looked at.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -51,11 +47,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def decode(data: bytes) -> tuple[str, str]:
-    """Return a source's text, line ends kept, and its encoding.
-
-    Raises:
-        NotAnalysableError: if the bytes are not what the encoding says.
-    """
+    """Return a source's text, line ends kept, and its encoding."""
     try:
         encoding, _lines = tokenize.detect_encoding(io.BytesIO(data).readline)
         return data.decode(encoding), encoding

@@ -32,9 +32,6 @@ def stack_of(
         recipe: A recipe to run with; it has to are alongside the Dockerfile.
         requirements: The script's own packages, alongside the Dockerfile too.
         script: What is trained, for the command in the first lines.
-
-    Raises:
-        UserError: if no torch is installed, or a file is missing or is elsewhere.
     """
     if not machine.torch_version:
         raise UserError("torch is not installed here: there is no stack to write down")
@@ -62,9 +59,6 @@ def with_flatout(stack: Stack, source: str | None, recipe: Recipe) -> Stack:
             Never a mere name: flatout is in no index, and whoever takes the name there would be
             installed.
         recipe: What the container trains with.
-
-    Raises:
-        UserError: if nothing is named, or what is named cannot be installed.
     """
     if source is None:
         raise UserError(

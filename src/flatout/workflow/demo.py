@@ -44,15 +44,7 @@ def demo(out: Path, budget_s: float, tell: Callable[[Progress], None]) -> Ablati
 
 
 def make_job(out: Path, images: int = 0) -> Workload:
-    """Copy the script into a folder of its own, make its photographs alongside it, return the job.
-
-    Args:
-        out: The folder for it.
-        images: How many photographs; by default the demo's number.
-
-    Raises:
-        UserError: if a package is missing or the folder cannot be written.
-    """
+    """Copy the script into a folder, make its photographs alongside it, and return the job."""
     missing = [name for module, name in PACKAGES.items() if not importlib.util.find_spec(module)]
     if missing:
         raise UserError(f"the demo needs {' and '.join(missing)}: pip install 'flatout[demo]'")

@@ -16,7 +16,7 @@ from flatout.hardware.load import Load, load_meter, process_tree
 from flatout.hardware.system import disk_speed
 from flatout.records.finding import BAD, OK, WARN, Check
 from flatout.records.machine import Machine
-from flatout.records.messages import joined, words
+from flatout.records.messages import Text, joined, words
 from flatout.records.units import GIB, MIB, format_bytes, format_share
 
 BUSY_SHARE = 0.05
@@ -40,12 +40,8 @@ def training_device(machine: Machine) -> Check:
         return _unused_gpus(machine, f"{len(gpus)} x {gpus[0]['name']}")
     if slots := machine.facts.get("pci_gpus", 0):
         trouble = machine.facts.get("driver_trouble") or words("doctor.driver_silent")
-        return Check(
-            status=BAD,
-            what=words("doctor.no_driver", gpus=str(slots), why=trouble),
-            why=words("doctor.no_driver_why"),
-            next=words("finding.unseen_gpu.next_driver"),
-        )
+        what = words("doctor.no_driver", gpus=str(slots), why=trouble)
+        return _found("no_driver", what, words("finding.unseen_gpu.next_driver"), status=BAD)
     none = words("doctor.no_gpu")
     if built := machine.facts.get("torch_cuda"):
         none = words("doctor.no_gpu_for_cuda", built=built)
@@ -86,12 +82,7 @@ def busy_gpus(machine: Machine) -> Check | None:
         return None
     if not busy:
         return Check(status=OK, what=words("doctor.gpus_free", n=str(len(gpus))))
-    return Check(
-        status=WARN,
-        what=joined(*busy),
-        why=words("doctor.gpus_busy_why"),
-        next=words("doctor.gpus_busy_next"),
-    )
+    return _found("gpus_busy", joined(*busy))
 
 
 def _on_accelerator(machine: Machine) -> Check:
@@ -101,12 +92,8 @@ def _on_accelerator(machine: Machine) -> Check:
     variables = machine.facts.get("variables", {})
     if len(names) > 1 and "CUDA_DEVICE_ORDER" not in variables:
         others = ", ".join(sorted(names - {machine.device.name}))
-        return Check(
-            status=WARN,
-            what=words("doctor.unlike_gpus", first=what, others=others),
-            why=words("doctor.unlike_gpus_why"),
-            next="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
-        )
+        what = words("doctor.unlike_gpus", first=what, others=others)
+        return _found("unlike_gpus", what, "export CUDA_DEVICE_ORDER=PCI_BUS_ID")
     size = format_bytes(machine.device.memory_bytes)
     what = words("doctor.with_memory", what=what, size=size)
     if count == 1:
@@ -124,39 +111,26 @@ def _unused_gpus(machine: Machine, gpus: str) -> Check:
     cause, facts = machine.unseen_because, machine.facts
     chosen = [f"{name}={value!r}" for name, value in machine.gpu_choice.items()]
     first = next(iter(machine.gpu_choice), "")
-    what, why, advice = {
-        "hidden": (
-            words("doctor.hidden", by=chosen[0] if chosen else ""),
-            words("doctor.hidden_why"),
-            f"unset {first}",
-        ),
-        "build": (
-            words("doctor.cpu_build", torch=machine.torch_version),
-            words("doctor.cpu_build_why"),
-            words(REINSTALL),
-        ),
-        "old": (
-            words("doctor.old_driver"),
-            words("doctor.old_driver_why"),
-            words("doctor.old_driver_next"),
-        ),
+    known: dict[str, tuple[str, dict[str, Text], str]] = {
+        "hidden": ("hidden", {"by": chosen[0] if chosen else ""}, f"unset {first}"),
+        "build": ("cpu_build", {"torch": machine.torch_version}, words(REINSTALL)),
+        "old": ("old_driver", {}, ""),
         "unnamed": (
-            words("doctor.unnamed", by=", ".join(chosen)),
-            words("doctor.unnamed_why"),
+            "unnamed",
+            {"by": ", ".join(chosen)},
             words("finding.unseen_gpu.next_hidden", variable=first),
         ),
-        "trouble": (
-            words("doctor.unusable", why=facts.get("torch_trouble") or words(SILENT)),
-            words("doctor.unusable_why"),
-            words("doctor.unusable_next"),
-        ),
-    }[cause]
-    return Check(
-        status=BAD,
-        what=words("doctor.gpus_here", gpus=gpus, what=what),
-        why=why,
-        next=advice,
-    )
+        "trouble": ("unusable", {"why": facts.get("torch_trouble") or words(SILENT)}, ""),
+    }
+    name, fields, advice = known[cause]
+    what = words("doctor.gpus_here", gpus=gpus, what=words(f"doctor.{name}", **fields))
+    return _found(name, what, advice, status=BAD)
+
+
+def _found(name: str, what: str, advice: str = "", *, status: str = WARN) -> Check:
+    """Return a check that found something, with the messages that `name` has for it."""
+    advice = advice or words(f"doctor.{name}_next")
+    return Check(status=status, what=what, why=words(f"doctor.{name}_why"), next=advice)
 
 
 def _is_busy(gpu: Mapping[str, Any]) -> bool:
@@ -245,12 +219,7 @@ def memory(machine: Machine) -> Check:
     used = facts.get("swap_used_bytes", 0)
     if used < machine.memory_bytes / 100:
         return Check(status=OK, what=words("doctor.no_swap", memory=what))
-    return Check(
-        status=WARN,
-        what=words("doctor.swap", memory=what, size=format_bytes(used)),
-        why=words("doctor.swap_why"),
-        next=words("doctor.swap_next"),
-    )
+    return _found("swap", words("doctor.swap", memory=what, size=format_bytes(used)))
 
 
 def shared_memory(machine: Machine) -> Check | None:
@@ -260,14 +229,9 @@ def shared_memory(machine: Machine) -> Check | None:
     size, free = machine.facts.get("shm_bytes", 0), machine.shm_free_bytes
     if free >= ROOMY_SHM_BYTES:
         return Check(status=OK, what=words("doctor.shm", free=format_bytes(free)))
-    return Check(
-        status=BAD if not size else WARN,
-        what=words("doctor.shm_of", free=format_bytes(free), size=format_bytes(size))
-        if size
-        else words("doctor.no_shm"),
-        why=words("doctor.shm_why"),
-        next=words("doctor.shm_next"),
-    )
+    if not size:
+        return _found("shm", words("doctor.no_shm"), status=BAD)
+    return _found("shm", words("doctor.shm_of", free=format_bytes(free), size=format_bytes(size)))
 
 
 def open_files(machine: Machine) -> Check | None:
@@ -279,12 +243,8 @@ def open_files(machine: Machine) -> Check | None:
         n = words("doctor.no_limit") if soft < 0 else str(soft)
         return Check(status=OK, what=words("doctor.open_files", n=n))
     reachable = ENOUGH_FILES if hard < 0 else min(hard, ENOUGH_FILES)
-    return Check(
-        status=WARN,
-        what=words("doctor.open_files", n=str(soft)),
-        why=words("doctor.open_files_why"),
-        next=f"ulimit -n {reachable}" if reachable > soft else words("doctor.hard_limit"),
-    )
+    advice = f"ulimit -n {reachable}" if reachable > soft else words("doctor.hard_limit")
+    return _found("open_files", words("doctor.open_files", n=str(soft)), advice)
 
 
 def huge_pages(machine: Machine) -> Check | None:
@@ -292,14 +252,8 @@ def huge_pages(machine: Machine) -> Check | None:
     mode = machine.facts.get("huge_pages", "")
     if not mode:
         return None
-    if mode != "never":
-        return Check(status=OK, what=words("doctor.huge_pages", mode=mode))
-    return Check(
-        status=WARN,
-        what=words("doctor.huge_pages", mode=mode),
-        why=words("doctor.huge_pages_why"),
-        next=words("doctor.huge_pages_next"),
-    )
+    what = words("doctor.huge_pages", mode=mode)
+    return Check(status=OK, what=what) if mode != "never" else _found("huge_pages", what)
 
 
 def disk(folder: Path) -> Check:
@@ -307,12 +261,9 @@ def disk(folder: Path) -> Check:
     try:
         speed = disk_speed(folder)
     except OSError as error:
-        return Check(
-            status=BAD,
-            what=words("doctor.no_writing", folder=str(folder), why=str(error.strerror or error)),
-            why=words("doctor.no_writing_why"),
-            next=words("doctor.no_writing_next"),
-        )
+        why = str(error.strerror or error)
+        what = words("doctor.no_writing", folder=str(folder), why=why)
+        return _found("no_writing", what, status=BAD)
     what = words(
         "doctor.disk",
         folder=str(folder),
@@ -322,19 +273,9 @@ def disk(folder: Path) -> Check:
         probe=format_bytes(speed.probe_bytes),
     )
     if speed.free_bytes < LITTLE_DISK_BYTES:
-        return Check(
-            status=WARN,
-            what=what,
-            why=words("doctor.little_disk_why"),
-            next=words("doctor.little_disk_next"),
-        )
+        return _found("little_disk", what)
     if speed.read_bytes_per_s < SLOW_DISK_BYTES_PER_S:
-        return Check(
-            status=WARN,
-            what=what,
-            why=words("doctor.slow_disk_why"),
-            next=words("doctor.slow_disk_next"),
-        )
+        return _found("slow_disk", what)
     return Check(status=OK, what=what)
 
 
@@ -342,16 +283,8 @@ def quiet(load: Load) -> Check:
     """Report that others are using the cores right now."""
     if load.foreign_share <= DISTURBING_SHARE and load.steal_share <= DISTURBING_SHARE:
         return Check(status=OK, what=words("doctor.quiet"))
-    return Check(
-        status=WARN,
-        what=words(
-            "doctor.loaded",
-            share=format_share(load.foreign_share),
-            steal=format_share(load.steal_share),
-        ),
-        why=words("doctor.loaded_why"),
-        next=words("doctor.loaded_next"),
-    )
+    share, steal = format_share(load.foreign_share), format_share(load.steal_share)
+    return _found("loaded", words("doctor.loaded", share=share, steal=steal))
 
 
 OLDEST_TORCH = (2, 9)
@@ -368,15 +301,9 @@ def versions(machine: Machine) -> Check:
     """Report a torch that is missing or too old."""
     python = machine.facts.get("python", "")
     if not machine.torch_version:
-        return Check(
-            status=BAD,
-            what=words("doctor.no_torch", python=python),
-            why=words("doctor.no_torch_why"),
-            next=words("doctor.no_torch_next"),
-        )
+        return _found("no_torch", words("doctor.no_torch", python=python), status=BAD)
     what = f"Python {python}, torch {machine.torch_version}"
-    found = tuple(int(part) for part in machine.torch_version.split(".")[:2] if part.isdigit())
-    if found < OLDEST_TORCH:
+    if _version(machine.torch_version) < OLDEST_TORCH:
         return Check(
             status=BAD,
             what=what,
@@ -390,20 +317,11 @@ def compiler(machine: Machine) -> Check:
     """Report what torch.compile would miss: a C++ compiler or Python's headers."""
     found = machine.facts.get("compiler")
     if not found:
-        return Check(
-            status=WARN,
-            what=words("doctor.no_compiler"),
-            why=words("doctor.no_compiler_why"),
-            next=words("doctor.no_compiler_next"),
-        )
+        return _found("no_compiler", words("doctor.no_compiler"))
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.is_file():
-        return Check(
-            status=WARN,
-            what=words("doctor.no_headers", compiler=found, header=str(header)),
-            why=words("doctor.no_headers_why"),
-            next=words("doctor.no_headers_next"),
-        )
+        what = words("doctor.no_headers", compiler=found, header=str(header))
+        return _found("no_headers", what)
     return Check(status=OK, what=words("doctor.compiler", compiler=found))
 
 
@@ -413,12 +331,8 @@ def allocator(machine: Machine) -> Check | None:
         return None
     if machine.tcmalloc_path:
         return Check(status=OK, what=f"tcmalloc: {machine.tcmalloc_path}")
-    return Check(
-        status=WARN,
-        what=words("doctor.no_tcmalloc"),
-        why=words("doctor.no_tcmalloc_why"),
-        next="apt-get install libtcmalloc-minimal4",
-    )
+    advice = "apt-get install libtcmalloc-minimal4"
+    return _found("no_tcmalloc", words("doctor.no_tcmalloc"), advice)
 
 
 def variables(machine: Machine) -> Check | None:
@@ -457,12 +371,7 @@ LISTEN_S = 0.5
 
 
 def doctor(machine: Machine, *, folder: Path | None = None) -> tuple[Check, ...]:
-    """Return what was found, most decisive first. Takes a second or two: the disk is measured.
-
-    Args:
-        machine: What `read_machine` returned.
-        folder: Where the disk is measured; the temporary folder if not given.
-    """
+    """Return what was found, most decisive first. Takes a second or two: the disk is measured."""
     found = [check(machine) for check in CHECKS]
     found.append(disk(folder or Path(tempfile.gettempdir())))
     found.append(quiet(_listen()))

@@ -45,12 +45,8 @@ ONE_HOST = Hosts()
 def slurm_script(name: str, hosts: int, gpus: int | None, command: Sequence[str]) -> str:
     """Return a batch script that starts one `flatout run` on each host.
 
-    Args:
-        name: of the job.
-        hosts: that it takes.
-        gpus: of each host; None trains on their CPUs.
-        command: `flatout run ...` without `--hosts` and `--rendezvous`, up to the script's
-            arguments; its options come first.
+    Without `gpus` they train on their CPUs. The command is `flatout run ...` up to the script's
+    arguments, without `--hosts` and `--rendezvous`.
     """
     start, options = shlex.join(command[:2]), shlex.join(command[2:])
     lines = [

@@ -98,9 +98,7 @@ class FormatComparison:
 def compare_formats(target: str, images_per_s: float | None = None) -> FormatComparison:
     """Return what the images of a source cost in each format that can be decoded here.
 
-    Args:
-        target: What `flatout pack` takes: a folder, tars, Parquet, a data set.
-        images_per_s: What the training takes: gives the cores that each format needs.
+    What the training takes, in images a second, gives the cores that each format needs.
 
     Raises:
         UserError: if the source holds no images or Pillow is not installed.

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.data import staging, worker_pool
+from flatout.data import file_order, staging, worker_pool
 from flatout.data import verify as verifying
 from flatout.data import writer as packing
 from flatout.data.format import HEADER, SKIPPED, STAGING, Header
@@ -18,6 +18,7 @@ from flatout.records.input_files import parse_json
 
 SCHEMA = "flatout.pack/1"
 CHECK_SCHEMA = "flatout.pack_check/1"
+FILES_SCHEMA = "flatout.pack_files/1"
 MAX_NAMED = 5
 """Skipped samples, and classes, that a report names; files of the store have them all."""
 
@@ -85,6 +86,54 @@ class Checked:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShuffledFiles:
+    """A folder of files that was copied in shuffled order, and what was counted of it."""
+
+    source: str
+    folder: str
+    files: int
+    bytes: int
+    seed: int
+    seconds: float
+    uneven: float | None
+    """How unevenly neighbours on storage mix the folders they are in: 1 is a shuffle. None where
+    there is one folder."""
+    uneven_before: float | None
+    """The same of the source."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        return {"schema": FILES_SCHEMA, **asdict(self)}
+
+
+def shuffle_files(target: str, folder: Path, *, seed: int, tell: Tell) -> ShuffledFiles:
+    """Copy a folder of files as they are, in shuffled order, or go on with an unfinished copy.
+
+    Raises:
+        UserError: for whatever keeps the files from being copied; what is done is kept.
+    """
+    started = time.monotonic()
+    source = Path(target).expanduser()
+    if not source.is_dir():
+        raise UserError(f"{target} is no folder; --files copies the files of one")
+    _check_apart(target, folder)
+    staging.check_empty(folder)
+    source = source.resolve()
+    with staging.locked(folder):
+        names = file_order.copy_shuffled(source, folder, seed=seed, tell=tell)
+    return ShuffledFiles(
+        source=target,
+        folder=str(folder),
+        files=len(names),
+        bytes=sum((folder / name).stat().st_size for name in names),
+        seed=seed,
+        seconds=time.monotonic() - started,
+        uneven=file_order.uneven_on_storage(folder.resolve(), names),
+        uneven_before=file_order.uneven_on_storage(source, names),
+    )
+
+
 def check(folder: Path, *, workers: int, tell: Tell) -> Checked:
     """Read all of a store and compare it with its own checksums; its source is not needed.
 
@@ -103,12 +152,7 @@ def pack(
 ) -> PackResult:
     """Pack a source into a folder, or go on with what an earlier call began there.
 
-    Args:
-        target: a path, a pattern of tars, or `module:name` of a data set.
-        folder: where the store goes: a new or empty folder, or an unfinished pack.
-        options: how to pack.
-        tell: told how far it has come.
-        verify: compare every sample with the source afterwards.
+    With `verify` every sample is compared with the source afterwards.
 
     Raises:
         UserError: for whatever keeps the source from being packed; what is done is kept.

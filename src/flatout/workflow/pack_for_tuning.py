@@ -63,12 +63,6 @@ class PackCost:
 def pack_for_tuning(target: str, out: Path, budget_s: float, tell: Tell) -> PackCost:
     """Pack the data, if that fits into the tuning, for it to try; return what packing all takes.
 
-    Args:
-        target: The data, as `flatout pack` takes them.
-        out: The tuning's folder.
-        budget_s: The tuning's time.
-        tell: Told how far it has come.
-
     Raises:
         UserError: for whatever keeps the data from being packed.
     """

@@ -145,7 +145,8 @@ def plan(
             found = tracer.checked(found, model, setup)
         if ground.ranks > 1:
             found = _with_ways(found, setup, options, splits_layers=is_step)
-    largest = tuple(replace(t, line=_relative(t.line)) for t in found.largest)
+    here = f"{Path.cwd()}{os.sep}"
+    largest = tuple(replace(t, line=t.line.removeprefix(here)) for t in found.largest)
     return Planned(
         plan=replace(found, notes=(*found.notes, *notes, *tried), largest=largest),
         stream=stream,
@@ -185,11 +186,7 @@ def _with_ways(found: Plan, setup: Setup, options: PlanOptions, *, splits_layers
 
 
 def read_profile(path: Path) -> Profile:
-    """Read the profile that `flatout measure --json` wrote.
-
-    Raises:
-        UserError: if there is none.
-    """
+    """Read the profile that `flatout measure --json` wrote."""
     try:
         return profile_from_json(read_json(path))
     except OSError as error:
@@ -199,11 +196,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def _check_device(profile: Profile, gpu: GpuModel) -> None:
-    """Refuse to calibrate the times of one device by the profile of another.
-
-    Raises:
-        UserError: if they differ. A plan for a size of memory alone takes a profile of any GPU.
-    """
+    """Refuse to calibrate the times of one device by the profile of another."""
     device = Device(kind=profile.device_kind, name=profile.device_name, memory_bytes=0)
     is_gpu = profile.device_kind in GPU_KINDS
     if not is_gpu or gpu.name not in (UNNAMED, model_of(device).name):
@@ -214,11 +207,7 @@ def _check_device(profile: Profile, gpu: GpuModel) -> None:
 
 
 def read_links(path: Path, ranks: int, tell: Tell) -> Link:
-    """Return the link between the ranks of this host, measured first where that was not done.
-
-    Raises:
-        UserError: if the file is none, or there are no ranks to measure with.
-    """
+    """Return the link between the ranks of this host, measured first where that was not done."""
     if not path.exists():
         devices = len(read_machine(torch=False).devices)
         # On the CPU gloo is measured: two processes show what it costs.
@@ -375,11 +364,7 @@ class _Tracer:
         return replace(setup, traced=traced, refused=frozenset(refused)), tuple(notes)
 
     def _check_quick(self, choice: Choice) -> None:
-        """Refuse to trace a batch in so many parts that it would not be done in time for certain.
-
-        Raises:
-            UserError: if it takes twice the time by the shortest trace, which is of one step.
-        """
+        """Refuse to trace a batch in more parts than can be traced in time for certain."""
         parts = parts_of(choice)
         if self.is_step and parts * min(self.took_s[1:], default=0.0) > 2 * TECHNIQUE_LIMIT_S:
             raise UserError(words("plan.too_many_parts", n=str(parts)))
@@ -488,8 +473,3 @@ def _uselessness(found: MemoryStream, stream: MemoryStream, label: str) -> str:
     if max(found.alive()) < max(stream.alive()):
         return ""
     return words("plan.useless", technique=label, n=str(found.steps))
-
-
-def _relative(line: str) -> str:
-    """Return `file.py:7` for a line of a file below the working directory."""
-    return line.removeprefix(f"{Path.cwd()}{os.sep}")

@@ -44,9 +44,6 @@ def time_alone(
     """Return for each call of each group its `ms` and `n`, or `why` there is none.
 
     Calls of one group are timed in turn, so that they can be compared.
-
-    Raises:
-        ValueError: if nothing could be timed; says why.
     """
     job = {
         "groups": [list(group) for group in groups],

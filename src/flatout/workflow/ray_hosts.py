@@ -54,11 +54,7 @@ def run_on_ray(
 
 @contextlib.contextmanager
 def ray_cluster() -> Iterator[Any]:
-    """Join the Ray cluster that is there, and give Ray.
-
-    Raises:
-        UserError: without Ray, or without a cluster.
-    """
+    """Join the Ray cluster that is there, and give Ray."""
     try:
         import ray
     except ImportError:

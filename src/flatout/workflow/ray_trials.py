@@ -47,9 +47,6 @@ def pair_hosts_on_ray(
         limit_s: time for one trial at most.
         say: told which hosts are not used, and why.
         most: hosts to use, this one among them; None for all of its kind.
-
-    Raises:
-        UserError: without Ray or a cluster, or where it has too few such hosts.
     """
     wanted = 1 if most is None else most - 1
     with ray_cluster() as ray:

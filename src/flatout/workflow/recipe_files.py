@@ -26,10 +26,6 @@ def read_recipe(path: str | Path, *, may_spread: bool = False) -> Recipe:
     Args:
         path: of the file.
         may_spread: whether it may have a table `[parallel]`, which not every command goes by.
-
-    Raises:
-        UserError: if it cannot be read, is not a recipe, is of another flatout, or names a
-            technique or setting that does not exist.
     """
     source = Path(path)
     plain = _load(source)
@@ -44,11 +40,7 @@ def read_recipe(path: str | Path, *, may_spread: bool = False) -> Recipe:
 
 
 def write_recipe(recipe: Recipe, path: str | Path) -> None:
-    """Write a recipe, whole or not at all.
-
-    Raises:
-        UserError: if the folder cannot be written.
-    """
+    """Write a recipe, whole or not at all."""
     target = Path(path)
     text = HEADER.format(name=target.name) + _toml(recipe_to_toml(recipe))
     try:
@@ -115,11 +107,7 @@ def recipe_to_toml(recipe: Recipe) -> dict[str, Any]:
 
 
 def recipe_from_toml(plain: Mapping[str, Any]) -> Recipe:
-    """Return the recipe that the tables of a file hold.
-
-    Raises:
-        UserError: if a table or key is unknown, or the file is of another flatout.
-    """
+    """Return the recipe that the tables of a file hold."""
     for name in plain:
         if name not in TABLES:
             raise UserError(unknown("table", name, TABLES))

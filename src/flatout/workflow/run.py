@@ -34,7 +34,13 @@ from flatout.records.errors import UserError, describe_exhaustion
 from flatout.records.input_files import parse_json, read_json
 from flatout.records.json_records import from_plain, to_plain
 from flatout.records.messages import ENGLISH, joined, messages, words
-from flatout.records.parallel import check_world, refit, script_settings, spec_for
+from flatout.records.parallel import (
+    ParallelSpec,
+    check_world,
+    refit,
+    script_settings,
+    spec_for,
+)
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics, hook_points_of, name_of
 from flatout.records.trial import Workload
@@ -81,11 +87,7 @@ class RunPlan:
 
 
 def read_plan(path: Path) -> RunPlan:
-    """Read the plan that `flatout plan --json` wrote.
-
-    Raises:
-        UserError: if there is none.
-    """
+    """Read the plan that `flatout plan --json` wrote."""
     try:
         plain = read_json(path)
         return RunPlan(
@@ -224,13 +226,7 @@ def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) 
 def asked_ranks(gpus: int | None, ranks: int | None, *, is_here: bool = True) -> int | None:
     """Return the processes that train together on a host; None where that was not asked for.
 
-    Args:
-        gpus: Of each host, one for each process.
-        ranks: Processes without GPUs.
-        is_here: Whether this machine is such a host.
-
-    Raises:
-        UserError: for both options at once, and where the machine has too few GPUs.
+    GPUs have a process each; `ranks` are processes without.
     """
     if gpus is None:
         return ranks
@@ -244,32 +240,42 @@ def asked_ranks(gpus: int | None, ranks: int | None, *, is_here: bool = True) ->
     return gpus
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """What the command line says of it."""
+
+    zero: int = 0
+    offload: bool = False
+
+
+NOTHING_SHARDED = Sharding()
+
+
 def spread_over(
     workload: Workload,
     recipe: Recipe,
     ranks: int,
     *,
-    zero: int,
+    sharding: Sharding = NOTHING_SHARDED,
     hosts: Hosts = ONE_HOST,
     language: str = ENGLISH,
 ) -> tuple[Workload, Recipe]:
-    """Return what trains a script for one device, or a Task, in ranks: so many on each host.
-
-    Raises:
-        UserError: where the stage of ZeRO is not offered.
-    """
+    """Return what trains a script for one device, or a Task, in ranks: so many on each host."""
     ranks *= hosts.count
     os.environ.update(hosts.environment)
-    if recipe.parallel is not None and zero:
-        raise UserError(f"--zero {zero}: the recipe's table [parallel] has a zero of its own")
+    spec, zero, offload = recipe.parallel, sharding.zero, sharding.offload
+    if spec is not None and sharding != NOTHING_SHARDED:
+        flag = f"--zero {zero}" if zero else "--offload"
+        raise UserError(f"{flag}: the recipe's table [parallel] has a zero of its own")
+    if offload and zero != 3:
+        raise UserError("--offload keeps in the host's memory what --zero 3 shards: give both")
+    spec = spec or spec_for(ranks, zero, offload=offload)
     if workload.is_task:
-        return _spread_task(workload, recipe, ranks, zero, language)
-    if ranks == 1:
+        return _spread_task(workload, recipe, ranks, spec, language)
+    if ranks == 1 and not spec.offload:
         return workload, replace(recipe, parallel=None)
-    settings = {"ranks": ranks, "zero": zero}
-    if recipe.parallel is not None:
-        check_world(recipe.parallel, ranks)
-        settings = script_settings(recipe.parallel)
+    check_world(spec, ranks)
+    settings = script_settings(spec)
     if settings["zero"] == 1:
         raise UserError("--zero 1 is offered for a Task only: --zero 2 saves more, sends as much")
     choice = Choice(technique=catalogue.setter_of("ranks"), settings=settings)
@@ -277,10 +283,11 @@ def spread_over(
 
 
 def _spread_task(
-    workload: Workload, recipe: Recipe, ranks: int, zero: int, language: str
+    workload: Workload, recipe: Recipe, ranks: int, spec: ParallelSpec, language: str
 ) -> tuple[Workload, Recipe]:
     """Return what trains a Task: the table as it is, or for the ranks there are now."""
-    spec = recipe.parallel or spec_for(ranks, zero)
+    if spec.offload:
+        raise UserError("offload is for scripts: what a Task's ranks shard stays on the GPUs")
     for technique in catalogue.build(recipe):
         acting = hook_points_of(technique) & REPLACED_HOOK_POINTS
         if acting:
@@ -324,7 +331,8 @@ def _train(
         with _signals_passed_on() as pass_to:
             child = subprocess.Popen(command_of(workload), cwd=workload.folder, env=armed)
             pass_to(child)
-            code = _shells_code(child.wait())
+            code = child.wait()
+            code = code if code >= 0 else 128 - code  # a shell names a signal by a number above 128
         if options.keep is not None:
             record = RunRecord(
                 command=workload.command_line,
@@ -420,11 +428,6 @@ def _signals_passed_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _shells_code(code: int) -> int:
-    """Return an exit code as a shell gives it, which names a signal by a number above 128."""
-    return code if code >= 0 else 128 - code
 
 
 def _is_told_alone() -> bool:

@@ -125,12 +125,7 @@ def _row(
 ) -> SurveyRow:
     """Measure one method: the first of its recipes that can act on the script.
 
-    Args:
-        runner: Where the trials run.
-        method: What to measure.
-        profile: Of the unchanged script.
-        budget: Of the survey.
-        ends_s: Seconds of the budget after which no further pair begins; one is played always.
+    No further pair begins after `ends_s` of the budget; one is played always.
     """
     empty = _empty(method)
     if method.beyond:

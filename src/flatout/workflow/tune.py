@@ -216,9 +216,6 @@ def _wrong_places(workload: Workload, acknowledged: Sequence[str]) -> list[tuple
     """Return code and words of what the script does wrong on several ranks and is not acknowledged.
 
     That is by its code here, in pyproject.toml, or in a comment.
-
-    Raises:
-        UserError: if the script is wrong in any case, or a code is none that ends a tuning.
     """
     early = source.codes_of_wrong_training(of_ranks=False)
     of_ranks = source.codes_of_wrong_training(of_ranks=True)
@@ -260,11 +257,7 @@ def _refuse_what_ran(
 
 
 def _refuse(wrong: Sequence[tuple[str, str]]) -> None:
-    """End a tuning whose baseline does not train what was meant, in one line.
-
-    Raises:
-        UserError: if there is such a place.
-    """
+    """End a tuning whose baseline does not train what was meant, in one line."""
     if not wrong:
         return
     code, words = wrong[0]

@@ -1,6 +1,7 @@
 """Which models are roots, what evaluates in their place, and that their facts are what ran."""
 
 import copy
+import functools
 import gc
 import shutil
 import sys
@@ -117,6 +118,7 @@ def test_a_model_that_no_technique_changes_is_called_without_a_detour():
 def test_what_computes_a_weight_is_no_root(monkeypatch):
     monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
     session = Session(TrialSpec(mode="measure"))
+    session.optimizer_count = 1
     _Roots(session).install()
 
     net = nn.Sequential(orthogonal(nn.Linear(8, 8)), spectral_norm(nn.Linear(8, 4)))
@@ -176,6 +178,7 @@ class Attention(nn.Module):
 def test_the_real_run_keeps_no_model_that_the_script_lets_go(monkeypatch, techniques):
     monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
     session = Session(TrialSpec(mode="run"), techniques)
+    session.optimizer_count = 1
     roots = _Roots(session)
     roots.install()
     net = Attention().train()
@@ -256,10 +259,11 @@ class Wrapper(nn.Module):
 
 
 @pytest.fixture
-def session():
+def session(request):
     """A session that looks for roots, whose patches are gone afterwards."""
     before = set(patching.patches())
-    session = Session(TrialSpec(mode="measure"))
+    session = Session(TrialSpec(mode=getattr(request, "param", "measure")))
+    session.optimizer_count = 1  # one that is gone: what is called trains
     _Roots(session).install()
     yield session
     for patch in set(patching.patches()) - before:
@@ -328,6 +332,139 @@ def test_an_evaluation_before_the_roots_are_known_is_one_as_well(session):
         averaged(torch.ones(2, 8))
 
     assert session.segment.evals == 1
+
+
+def test_a_call_before_there_is_an_optimizer_makes_no_root(session):
+    session.optimizer_count = 0
+    net = Net()
+    net(torch.ones(2, 8))
+    net.encoder(torch.ones(2, 8))  # how many features has it?
+
+    assert session.roots == session.model_facts == []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    session.add_optimizer(optimizer)
+    assert step(session, net).calls == [1]
+    assert session.roots == [net]
+
+
+def test_a_model_that_trains_without_an_optimizer_is_a_root_from_the_second_step_on(session):
+    session.optimizer_count = 0
+    net = Net()
+
+    assert [step(session, net).calls for _ in range(3)] == [[], [1], [1]]
+
+
+def test_autocast_is_seen_though_the_first_call_is_outside(session):
+    net = Net()
+    net(torch.ones(2, 8))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        net(torch.ones(2, 8))
+
+    assert session.model_facts[0]["used_autocast"]
+
+
+class Scaled(Net):
+    """A model whose own `__call__` gives another input to torch's."""
+
+    def __call__(self, batch):
+        return super().__call__(batch["x"] / 2)
+
+
+@pytest.mark.parametrize("skips", [0, 5])
+@pytest.mark.parametrize("session", ["measure", "run"], indirect=True)
+def test_a_call_of_the_script_s_own_goes_on_to_be_made(session, skips):
+    net, given = Scaled(), {"x": torch.ones(2, 8)}
+    wanted = Net.__call__(net, torch.ones(2, 8) / 2)
+    for _ in range(4):
+        net(given).sum().backward()
+        session.end_segment(0)
+    assert session.knows_roots
+    session.sampler.skips_left = skips
+
+    segment = session.segment
+    assert net(given).equal(wanted)
+    assert segment.calls == [1]
+    with torch.no_grad():
+        assert net.eval()(given).equal(wanted)
+
+    assert segment.evals == 1
+    assert session.roots == [net]
+    assert session.errors == []
+
+
+def test_what_the_script_puts_in_the_place_of_every_call_is_called(session, monkeypatch):
+    called, before = [], nn.Module.__call__
+
+    @functools.wraps(before)
+    def call(module, *args, **kwargs):
+        called.append(type(module))
+        return before(module, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "__call__", call)
+    net = Net()
+    segments = [step(session, net) for _ in range(6)]
+
+    assert session.knows_roots
+    assert called.count(Net) == 6
+    assert [segment.calls for segment in segments] == [[1]] * 6
+
+
+def test_models_are_listened_to_until_the_end(session):
+    net = trained_until_known(session)
+    call = Net.__call__
+
+    session.fire("stop")
+
+    assert call is not Net.__call__
+    step(session, net)
+    assert session.segments[-1].calls == []
+
+
+class Named(Net):
+    """A model with names in its signature that wrappers around a call have as well."""
+
+    def forward(self, x, *, module, root, original):
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("session", ["measure", "run"], indirect=True)
+def test_a_call_may_use_any_names(session):
+    net = Named()
+    for _ in range(5):
+        net(torch.ones(2, 8), module=1, root=2, original=3).sum().backward()
+        session.end_segment(0)
+
+    assert session.roots == [net]
+    assert session.errors == []
+
+
+class Grouped(Net):
+    """A model with a method of its own under one of torch's names, as for rates by layer."""
+
+    def parameters(self):
+        return [{"params": list(super().parameters()), "lr": 0.1}]
+
+
+class Keyed:
+    """Something to call a model with, whose values have to be asked for in a way of their own."""
+
+    def keys(self):
+        return ["a"]
+
+    def values(self, kind):
+        return [kind]
+
+
+def test_what_flatout_cannot_look_at_ends_no_training(session):
+    odd, plain = Grouped(), Net()
+    plain.forward = lambda _: odd(torch.ones(2, 8))
+
+    odd(torch.ones(2, 8))
+    plain(Keyed())
+
+    assert session.roots == [plain]
+    assert len(session.errors) == 2
 
 
 def test_a_frozen_model_of_another_kind_is_no_evaluation(session):
@@ -411,13 +548,13 @@ def test_an_evaluation_with_gradients_between_steps_makes_nothing_a_training_cal
 def test_a_copy_that_each_task_trains_takes_the_place_of_the_one_before(session):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    session.add_optimizer(weakref.ref(optimizer))
+    session.add_optimizer(optimizer)
     learners = []
     for _ in range(3):
         learner = copy.deepcopy(model)
         learners.append(weakref.ref(learner))
         inner = torch.optim.SGD(learner.parameters(), lr=0.1)
-        session.add_optimizer(weakref.ref(inner))
+        session.add_optimizer(inner)
         step(session, learner)
         step(session, model)
     gc.collect()

@@ -1,12 +1,16 @@
 """Where a step ends: optimizers inside backward, and those that come while steps are skipped."""
 
+import copy
 import gc
+import pickle
 import threading
-import weakref
 
 import pytest
 import torch
+from torch.optim import optimizer as torch_optimizer
 
+from flatout.agent import patching
+from flatout.agent.hooks import optimizer as optimizer_hook
 from flatout.agent.hooks.optimizer import _Steps
 from flatout.agent.hooks.step import _Backward
 from flatout.agent.session import Session
@@ -19,7 +23,7 @@ def built(session, count=1):
     parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(count)]
     optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in parameters]
     for optimizer in optimizers:
-        session.add_optimizer(weakref.ref(optimizer))
+        session.add_optimizer(optimizer)
     return optimizers
 
 
@@ -108,3 +112,112 @@ def test_an_optimizer_like_one_that_is_gone_is_described_once():
 
     assert len(session.counts) == 5
     assert len(session.optimizer_facts) == 1
+
+
+@pytest.fixture
+def installed():
+    """A session that listens to optimizers and backward, until the test is over."""
+    before = set(patching.patches())
+    session = Session(TrialSpec())
+    optimizer_hook.install(session)
+    _Backward(session).install()
+    yield session
+    for patch in set(patching.patches()) - before:
+        patch.undo()
+    torch_optimizer._global_optimizer_pre_hooks.popitem()
+    torch_optimizer._global_optimizer_post_hooks.popitem()
+
+
+def restored(optimizer):
+    """Return an optimizer from a file that holds it as a whole."""
+    return pickle.loads(pickle.dumps(optimizer))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, restored])
+def test_an_optimizer_that_is_copied_or_restored_ends_its_steps_as_one_that_is_built(
+    installed, again
+):
+    optimizer = again(torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]))
+    (parameter,) = optimizer.param_groups[0]["params"]
+
+    for _ in range(3):
+        parameter.square().sum().backward()
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    assert installed.counts == {1: 3}
+    assert optimizer in installed.optimizers
+    assert installed.errors == []
+
+
+def test_an_optimizer_that_was_built_before_flatout_came_ends_its_steps(request):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    session = request.getfixturevalue("installed")
+
+    for _ in range(3):
+        parameter.square().sum().backward()
+        optimizer.step()
+
+    assert session.counts == {0: 3}
+    assert len(session.segments) == 3
+
+
+def test_a_step_for_each_group_of_parameters_is_one(installed):
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(3)]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    groups = optimizer.param_groups
+
+    for _ in range(4):
+        sum(group["params"][0].sum() for group in groups).backward()
+        for group in groups:
+            optimizer.param_groups = [group]
+            optimizer.step()
+        optimizer.param_groups = groups
+
+    assert installed.counts == {0: 4}
+    assert [segment.backwards for segment in installed.segments] == [1] * 4
+
+
+def test_steps_whose_backward_nobody_hears_any_more_are_whole_ones(installed):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    parameter.sum().backward()
+
+    for _ in range(4):
+        optimizer.step()  # as where a graph is played again that fills the gradients
+
+    assert installed.counts == {0: 4}
+
+
+class Searching(torch.optim.SGD):
+    """Asks its closure for the loss at several rates."""
+
+    def step(self, closure):
+        return [closure(rate, backward=False) for rate in (0.1, 0.2)]
+
+
+def test_a_closure_is_called_with_what_the_optimizer_gives_it(installed):
+    optimizer = Searching([torch.nn.Parameter(torch.ones(2))])
+
+    found = optimizer.step(lambda rate, backward=True: (rate, backward))
+
+    assert found == [(0.1, False), (0.2, False)]
+    assert installed.segments[0].closures == 2
+
+
+class OfModel(torch.optim.SGD):
+    """Is given the model in each step, to look at more than its gradients."""
+
+    def step(self, model):
+        return model(torch.ones(1, 2)), [*model.parameters()]
+
+
+def test_a_model_that_an_optimizer_is_given_is_no_closure(installed):
+    model = torch.nn.Linear(2, 2)
+    optimizer = OfModel(model.parameters())
+
+    _, parameters = optimizer.step(model)
+
+    assert parameters == [*model.parameters()]
+    assert installed.segments[0].closures == 0

@@ -9,6 +9,8 @@ from flatout.data.images.decoders import load_decoder
 from flatout.data.images.pillow import keep_decoded, swap_decoder
 from tests.data.photographs import photograph
 
+pytestmark = pytest.mark.usefixtures("nothing_swapped")
+
 
 @pytest.fixture
 def store():

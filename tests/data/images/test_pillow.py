@@ -11,6 +11,8 @@ from flatout.data.images.substitution import FIRST_COMPARED, InWorker
 from flatout.records.errors import NotApplicable
 from tests.data.photographs import photograph
 
+pytestmark = pytest.mark.usefixtures("nothing_swapped")
+
 
 @pytest.fixture
 def swap():

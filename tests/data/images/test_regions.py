@@ -13,6 +13,8 @@ from flatout.data.images.substitution import COMPARED_EVERY, FIRST_COMPARED, fin
 from flatout.kernels.region import decode_region
 from tests.data.photographs import photograph
 
+pytestmark = pytest.mark.usefixtures("nothing_swapped")
+
 SIZE = (130, 90)
 
 

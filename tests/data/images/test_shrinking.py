@@ -16,6 +16,8 @@ from flatout.data.images.substitution import find_swap
 from flatout.kernels.region import decode_region
 from tests.data.photographs import photograph
 
+pytestmark = pytest.mark.usefixtures("nothing_swapped")
+
 SIZE = (611, 403)
 
 

@@ -20,7 +20,7 @@ from flatout.techniques.data.device_preprocess import DevicePreprocess
 from flatout.techniques.data.fast_resize import FastResize
 from flatout.techniques.data.persistent_workers import PersistentWorkers
 from flatout.techniques.data.region_decode import RegionDecode
-from tests.data.photographs import photograph
+from tests.data.photographs import photograph, seen
 
 TECHNIQUES = (RegionDecode(), FastResize(), PersistentWorkers(), DevicePreprocess())
 NAMES = ("region_decode", "fast_resize", "device_preprocess")
@@ -63,12 +63,6 @@ def loader_of(dataset, workers=1, techniques=TECHNIQUES):
     loader = DataLoader(dataset, 4, num_workers=workers)
     note_recipe(loader, techniques)
     return loader
-
-
-def seen(loader):
-    random.seed(0)
-    torch.manual_seed(0)
-    return [[x.tolist() for x in batch] for batch in loader]
 
 
 def begun(loader):

@@ -2,12 +2,11 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from tests.paths import ROOT
+from tests.support.programs import python
 
 SCRIPT = ROOT / "tests/scripts/memory/compiled_truth.py"
 
@@ -15,15 +14,9 @@ SCRIPT = ROOT / "tests/scripts/memory/compiled_truth.py"
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_a_compiled_run_takes_what_lies_between_its_graphs_and_eager_code():
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import runpy; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')",
-        ],
+    done = python(
+        ["-c", f"import runpy; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"],
         cwd=ROOT,
-        capture_output=True,
-        text=True,
         check=True,
     )
 

@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -21,6 +19,7 @@ from flatout.records.memory_stream import (
 )
 from tests.paths import ROOT
 from tests.support.host_kernels import trace_host
+from tests.support.programs import python
 from tests.support.truth_models import MODELS, Gpt
 
 SCRIPT = ROOT / "tests/scripts/memory/trace_steps.py"
@@ -36,12 +35,9 @@ FP32 = 4
 def traced(tmp_path_factory) -> dict[str, MemoryStream | str]:
     """Every step of the script, traced in one process that believes in a GPU."""
     path = tmp_path_factory.mktemp("traced") / "streams.json"
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(path), *NAMES],
+    done = python(
+        [str(SCRIPT), str(path), *NAMES],
         env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": str(path)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(path.read_text())

@@ -8,7 +8,7 @@ from flatout.analysis.journey import techniques_of
 from flatout.records.journey import TRAINING, Journey
 from flatout.records.memory import MemoryStory, TensorAtPeak
 from flatout.records.messages import LANGUAGES, messages
-from flatout.records.profile import PHASES, profile_from_json
+from flatout.records.profile import PHASES
 from flatout.records.readings import (
     GpuReadings,
     IdleSplit,
@@ -377,9 +377,3 @@ def test_without_a_device_the_operators_are_shown(busy):
     on_cpu = TraceSummary(steps=5, step_ms=5.0, operators=(ENTRY,))
 
     assert "operator, self time on the host" in shown(replace(busy, trace=on_cpu), "trace")
-
-
-def test_a_trace_s_summary_survives_json(busy):
-    profile = replace(busy, trace=ON_DEVICE)
-
-    assert profile_from_json(profile.to_json()).trace == ON_DEVICE

@@ -1,16 +1,16 @@
-import sys
 from dataclasses import replace
 
 import pytest
 
 from flatout.hardware.machine import read_machine
-from flatout.records.trial import Outcome, Workload
+from flatout.records.trial import Outcome
 from flatout.records.units import GIB, MIB
 from flatout.rules.runtime.worker_growth import check
 from flatout.workflow.measure import measure
 from tests.paths import ROOT
 from tests.rules.journey_facts import journey
 from tests.rules.rank_facts import rank
+from tests.support.programs import workload_of
 from tests.techniques.facts import machine, profile
 
 SCRIPTS = ROOT / "tests/scripts/whole"
@@ -18,9 +18,7 @@ SCRIPTS = ROOT / "tests/scripts/whole"
 
 def findings_of(*arguments):
     """Return what is found in a real run, on a machine of a known size."""
-    workload = Workload(
-        target="growing_workers.py", arguments=arguments, folder=SCRIPTS, python=sys.executable
-    )
+    workload = workload_of(SCRIPTS, "growing_workers.py", *arguments)
     trial = measure(workload, machine=replace(read_machine(torch=False), memory_bytes=16 * GIB))
     assert trial.outcome is Outcome.OK, trial.message + trial.traceback
     return {finding.code: finding for finding in trial.profile.findings}

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 kind, workers = sys.argv[1], int(sys.argv[2])
+epochs = int(sys.argv[3]) if len(sys.argv) > 3 else 2000
 torch.manual_seed(0)
 
 
@@ -20,7 +21,9 @@ class Pictures(Dataset):
         generator = np.random.default_rng(0)
         for number in range(64):
             pixels = generator.integers(0, 255, (48, 64, 3), dtype=np.uint8)
-            self.paths.append(folder / f"{number:02}.jpg")
+            place = folder / str(number // 16) if kind == "sorted" else folder
+            place.mkdir(exist_ok=True)
+            self.paths.append(place / f"{number:02}.jpg")
             Image.fromarray(pixels).save(self.paths[-1])
 
     def __len__(self):
@@ -81,7 +84,7 @@ def main(folder):
         dataset, model = Pictures(folder), nn.Linear(192, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=workers)
-    for _ in range(2000):
+    for _ in range(epochs):
         for batch in loader:
             inputs, y = parts_of(batch)
             optimizer.zero_grad()

@@ -13,6 +13,7 @@ if kind == "own group":
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0)
 model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = tuple(model.parameters()) if kind == "tuple" else ()
 for x, y in DataLoader(TensorDataset(torch.randn(32, 4), torch.randn(32, 2)), batch_size=8):
     out = model(x)
     loss = (out - y).square().mean()

@@ -1,21 +1,21 @@
 """Larger batches: the rates follow their rule, whatever the schedule does."""
 
-import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
 import torch
 from torch import nn
 
-from flatout.records.catalogue import build
-from flatout.records.errors import NotApplicable, UserError
+from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.records.recipe import Choice, Recipe
 from flatout.techniques.batch.batch_size import BatchSize, rate_factor, rule_for, scale_rate
 from flatout.workflow.recipe_files import write_recipe
+from tests.support.programs import python
 from tests.techniques.facts import GIB, loader, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
+
+PROMISE = ("naive_gpt.py", {"samples": 16, "instead_of": 8})
 
 
 def training(*, samples=16.0, asked=16, length=10_000, peak=GIB, **changes):
@@ -185,9 +185,7 @@ def test_a_run_with_that_recipe_ramps_its_rate_to_what_the_rule_says(tmp_path, n
     (tmp_path / "train.py").write_text(TRAIN)
     words = ["run", "--with", "recipe.toml", "train.py", name]
 
-    done = subprocess.run(
-        [sys.executable, "-m", "flatout", *words], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = python(["-m", "flatout", *words], cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     steps = [line.split() for line in (tmp_path / "steps.txt").read_text().splitlines()]
@@ -212,11 +210,6 @@ def test_it_is_not_offered_where_it_cannot_be(facts):
     assert BatchSize.candidates(facts, machine()) == ()
 
 
-def test_a_batch_of_nothing_is_refused():
-    with pytest.raises(UserError, match="at least 1"):
-        build(Recipe(choices=(Choice(technique="batch_size", settings={"samples": 0}),)))
-
-
 @pytest.mark.slow
 def test_a_real_script_trains_on_twice_the_samples_a_step():
     settings = {"samples": 16, "instead_of": 8, "learning_rate": "sqrt", "warm_up_steps": 5}
@@ -226,13 +219,6 @@ def test_a_real_script_trains_on_twice_the_samples_a_step():
     assert [item.status for item in trial.applied] == ["applied"]
     assert trial.profile.samples_per_step == pytest.approx(16, rel=0.05)
     assert trial.profile.loaders[0].batch_size == 8
-
-
-@pytest.mark.slow
-def test_the_guard_passes_it_as_done_on_purpose():
-    check = checked("naive_gpt.py", "batch_size", samples=16, instead_of=8)
-
-    assert (check.status, check.passed) == ("on_purpose", True)
 
 
 @pytest.mark.slow

@@ -1,13 +1,12 @@
 import os
 import platform
-import subprocess
-import sys
 
 import pytest
 
 from flatout.hardware.accelerator import find_tcmalloc
 from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.cpu_allocator import GLIBC_VARIABLES, CpuAllocator
+from tests.support.programs import python
 from tests.techniques.facts import gpu, machine, profile
 
 PROMISE = ("naive_gpt.py", {"library": "glibc"})
@@ -31,13 +30,7 @@ print(total, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def run(*library, environment):
     """Return the sum of all steps and the page faults of the last twenty."""
-    done = subprocess.run(
-        [sys.executable, "-c", CHURN, *library],
-        env=dict(environment),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python(["-c", CHURN, *library], env=dict(environment), check=True)
     total, faults = done.stdout.split()
     return float(total), int(faults)
 

@@ -1,10 +1,9 @@
 import os
-import subprocess
-import sys
 
 import pytest
 
 from flatout.techniques.compute.cpu_threads import CpuThreads
+from tests.support.programs import python
 from tests.techniques.facts import loader, machine, profile
 
 PROMISE = ("naive_gpt.py", {"threads": 1})
@@ -22,13 +21,7 @@ def test_a_process_starts_with_the_threads_and_torch_computes_with_them():
         "os.environ['OMP_NUM_THREADS'], os.environ['MKL_NUM_THREADS'])"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=dict(technique.environment(os.environ)),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python(["-c", code], env=dict(technique.environment(os.environ)), check=True)
 
     assert done.stdout.split() == ["1", "1", "1"]
 

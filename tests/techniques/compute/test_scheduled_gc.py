@@ -2,20 +2,19 @@
 
 import gc
 import os
-import subprocess
-import sys
 import weakref
 
 import pytest
 import torch
 from torch import nn
 
-from flatout.records.catalogue import build
-from flatout.records.errors import NotApplicable, UserError
-from flatout.records.recipe import Choice, Recipe
+from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.scheduled_gc import CollectionSchedule, ScheduledGc
+from tests.support.programs import python
 from tests.techniques.facts import machine, profile
-from tests.techniques.guarded import checked, played
+from tests.techniques.guarded import played
+
+PROMISE = ("naive_gpt.py", {"every": 5})
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +67,7 @@ CollectionSchedule(3).tick()
 print("frozen", gc.get_freeze_count() > 0)
 """
 
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = python(["-c", script], check=True)
 
     assert done.stdout.split("\n")[:2] == ["frozen True", "frozen 0"]
 
@@ -134,9 +131,7 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), gc.isenabled())
 """
 
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = python(["-c", script], check=True)
 
     assert done.stdout.split() == [str(int(not is_ended)), "False"]
 
@@ -148,11 +143,6 @@ def test_a_script_that_switched_it_off_is_left_alone():
         ScheduledGc().optimizer(torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.1))
 
 
-def test_a_schedule_of_nothing_is_refused():
-    with pytest.raises(UserError, match="at least 1 step"):
-        build(Recipe(choices=(Choice(technique="scheduled_gc", settings={"every": 0}),)))
-
-
 def test_it_is_offered_where_the_collector_takes_its_share():
     busy = profile(collection_ms_per_step=4.0)
 
@@ -160,11 +150,6 @@ def test_it_is_offered_where_the_collector_takes_its_share():
 
     assert found.predict(busy, machine()).step_ms == pytest.approx(-3.96)
     assert ScheduledGc.candidates(profile(collection_ms_per_step=0.1), machine()) == ()
-
-
-@pytest.mark.slow
-def test_a_real_training_is_bit_for_bit_the_same():
-    assert checked("naive_gpt.py", "scheduled_gc", every=5).status == "same"
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 import random
 import shutil
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch.utils.data import DataLoader
 from flatout.data.byte_batches.transport import PackingCollate
 from flatout.records.errors import NotApplicable
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.trial import Outcome, Workload
+from flatout.records.trial import Outcome
 from flatout.techniques.data import device_preprocess
 from flatout.techniques.data.device_preprocess import DevicePreprocess, send_bytes
 from flatout.tuning.guard_checker import GuardChecker
@@ -21,6 +20,7 @@ from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.demo import scenarios
 from tests.data.photographs import photograph
 from tests.data.tails import Pictures, numpy_arithmetic, standardised
+from tests.support.programs import workload_of
 from tests.techniques.data.samples import Stream, gpu_in_sight
 from tests.techniques.facts import gpu, loader, machine, profile
 from tests.techniques.guarded import machine as real_machine
@@ -185,9 +185,7 @@ def starved_referee(tmp_path_factory):
         folder.mkdir(parents=True, exist_ok=True)
         photograph(folder, number, (130, 120))
     options = "--data photos --width 8 --image-size 64 --epochs 50 --batch-size 8"
-    workload = Workload(
-        target="train.py", arguments=tuple(options.split()), folder=work, python=sys.executable
-    )
+    workload = workload_of(work, "train.py", *options.split())
     lab = TrialRunner(
         workload=workload,
         machine=real_machine(),

@@ -66,8 +66,3 @@ def test_it_is_offered_for_fixed_lengths_with_padding():
 
 def test_half_of_the_padding_is_expected_to_go():
     assert DynamicPadding().predict(padded(0.4), machine()).step_ms == pytest.approx(-20.0)
-
-
-def test_a_multiple_without_sense_is_refused():
-    with pytest.raises(ValueError, match="multiple_of=0"):
-        DynamicPadding(multiple_of=0)

@@ -2,50 +2,26 @@ import importlib.util
 from dataclasses import replace
 
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
 from flatout.data.images import decoders, substitution
 from flatout.records.errors import NotApplicable
 from flatout.techniques.data.fast_decode import FastDecode, decode_fast
 from flatout.tuning.ranking import WORTH_A_TRIAL
-from tests.data.photographs import Photographs, photograph
-from tests.techniques.data.samples import Numbers, Stream
-from tests.techniques.facts import machine, pipeline, profile, starved
+from tests.data.photographs import Photographs, photograph, seen
+from tests.techniques.facts import machine, pipeline, starved
 
 PROMISE = ("pictures.py", {})
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("simplejpeg") is None, reason="needs simplejpeg"
-)
-
-
-@pytest.fixture(autouse=True)
-def undo():
-    yield
-    for swap in list(substitution._SWAPS.values()):
-        swap.undo()
+pytestmark = [
+    pytest.mark.usefixtures("nothing_swapped"),
+    pytest.mark.skipif(importlib.util.find_spec("simplejpeg") is None, reason="needs simplejpeg"),
+]
 
 
 @pytest.fixture
 def paths(tmp_path):
     return [photograph(tmp_path, number) for number in range(12)]
-
-
-def seen(built):
-    torch.manual_seed(0)
-    return [[x.tolist() for x in batch] for batch in built]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_the_same_bit_by_bit(paths, workers):
-    built = DataLoader(Photographs(paths), 3, shuffle=True, num_workers=workers)
-    expected = seen(built)
-
-    FastDecode().epoch(built)
-
-    assert seen(built) == expected
-    assert seen(FastDecode().epoch(built)) == expected
 
 
 def test_in_the_training_process_images_come_from_the_other_decoder(paths):
@@ -55,32 +31,6 @@ def test_in_the_training_process_images_come_from_the_other_decoder(paths):
 
     (swap,) = substitution._SWAPS.values()
     assert (swap.compared, swap.made, swap.trouble) == (4, 8, "")
-
-
-def test_workers_swap_and_the_training_process_does_not(paths):
-    asked = []
-    built = DataLoader(Photographs(paths), 3, num_workers=1, worker_init_fn=asked.append)
-
-    FastDecode().epoch(built)
-
-    assert built.worker_init_fn.name == "fast_decode"
-    assert built.worker_init_fn.then == asked.append
-    assert substitution._SWAPS == {}
-
-
-@pytest.mark.parametrize(
-    ("dataset", "reason"),
-    [
-        (lambda _: Numbers(), "no colour JPEG is opened"),
-        (lambda _: Stream(), "iterable"),
-        (lambda f: Photographs([photograph(f, 50, kind="png")]), "no colour JPEG is opened"),
-        (lambda f: Photographs([f / "gone.jpg"]), "FileNotFoundError"),
-    ],
-)
-def test_where_there_is_no_jpeg_nothing_is_swapped_and_it_says_why(tmp_path, dataset, reason):
-    with pytest.raises(NotApplicable, match=reason):
-        FastDecode().epoch(DataLoader(dataset(tmp_path), 1))
-    assert substitution._SWAPS == {}
 
 
 def test_a_decoder_with_other_pixels_is_refused_by_name(paths, monkeypatch):
@@ -132,8 +82,3 @@ def test_the_first_of_those_that_are_there_is_offered(monkeypatch, there):
     monkeypatch.setattr(decoders, "installed", lambda: there)
 
     assert FastDecode.candidates(starved(), machine()) == [FastDecode(decoder=there[0])]
-
-
-@pytest.mark.parametrize("facts", [starved(wait_ms=1.0), starved(batch_bytes=8_000), profile()])
-def test_it_is_not_offered_where_it_cannot_matter(facts):
-    assert FastDecode.candidates(facts, machine()) == ()

@@ -99,8 +99,3 @@ def test_it_is_offered_where_lengths_vary():
 
 def test_most_of_the_padding_is_expected_to_go():
     assert LengthBuckets().predict(padded(0.3, 5), machine()).step_ms == pytest.approx(-27.0)
-
-
-def test_a_window_of_one_batch_is_refused():
-    with pytest.raises(ValueError, match="window=1"):
-        LengthBuckets(window=1)

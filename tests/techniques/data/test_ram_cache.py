@@ -170,9 +170,3 @@ def test_of_samples_that_change_only_the_decoding_is_saved():
     assert RamCache().predict(random, machine()).step_ms == pytest.approx(-0.8 * 0.25 * 300)
     assert RamCache().predict(same, machine()).step_ms < -295
     assert "decoded" in RamCache().predict(random, machine()).why
-
-
-@pytest.mark.parametrize("settings", [{"memory_share": 0}, {"memory_share": 1}, {"fill_s": -1}])
-def test_settings_without_sense_are_refused(settings):
-    with pytest.raises(ValueError, match="must"):
-        RamCache(**settings)

@@ -320,8 +320,3 @@ def test_the_share_that_is_blocked_is_what_may_go():
 
     assert effect.step_ms == pytest.approx(-30.0)
     assert "60%" in effect.why
-
-
-def test_a_depth_without_sense_is_refused():
-    with pytest.raises(ValueError, match="batches_ahead=0"):
-        ReadAhead(batches_ahead=0)

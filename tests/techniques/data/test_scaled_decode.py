@@ -17,14 +17,7 @@ from tests.techniques.facts import machine, starved
 
 PROMISE = ("pictures.py --size 8", {})
 
-
-@pytest.fixture(autouse=True)
-def undo():
-    for swap in [*substitution._SWAPS.values()]:
-        swap.undo()  # of a test before, in whatever order they run
-    yield
-    for swap in [*substitution._SWAPS.values()]:
-        swap.undo()
+pytestmark = pytest.mark.usefixtures("nothing_swapped")
 
 
 @pytest.fixture
@@ -101,9 +94,3 @@ def test_it_is_offered_for_images_where_there_is_a_compiler(monkeypatch):
 
     monkeypatch.setattr(compiled.shutil, "which", lambda _: None)
     assert ScaledDecode.candidates(starved(), machine()) == ()
-
-
-@pytest.mark.parametrize("gap", [0.5, 9.0])
-def test_a_gap_that_means_nothing_is_refused(gap):
-    with pytest.raises(ValueError, match="between 1 and 8"):
-        ScaledDecode(gap=gap)

@@ -293,12 +293,6 @@ def test_a_script_that_checkpoints_itself_is_left_alone():
         ActivationCheckpointing().model(network)
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.0])
-def test_a_fraction_is_a_share(fraction):
-    with pytest.raises(ValueError, match="at least 0 and below 1"):
-        ActivationCheckpointing(fraction=fraction)
-
-
 def test_it_is_offered_where_memory_is_tight_and_predicts_less():
     host = machine(device=gpu())
     facts = profile(kind="cuda", peak_bytes=FULL, models=(model(repeated_blocks=12),))

@@ -9,7 +9,6 @@ from flatout.records.profile import PeakBytes
 from flatout.records.readings import Limits
 from flatout.techniques.memory.activation_offload import ActivationOffload, offloaded
 from tests.techniques.facts import GIB, gpu, machine, model, profile
-from tests.techniques.guarded import played
 
 PROMISE = "acts on a CUDA device only: memory of a device"
 
@@ -61,13 +60,6 @@ def test_on_the_cpu_there_is_nowhere_to_go():
 
     with pytest.raises(NotApplicable, match="in host memory"):
         ActivationOffload().forward(module, module)
-
-
-@pytest.mark.slow
-def test_a_real_script_on_the_cpu_is_told_so():
-    (applied,) = played("roomy_gpt.py", "activation_offload").not_applied
-
-    assert applied.status == "not_applicable"
 
 
 def test_two_copies_at_the_measured_rate_are_predicted():

@@ -7,7 +7,6 @@ from flatout.records.memory import MemoryStory
 from flatout.records.profile import PeakBytes
 from flatout.techniques.memory.empty_cache_steps import EmptyCacheSteps, flush_every
 from tests.techniques.facts import GIB, gpu, machine, profile
-from tests.techniques.guarded import played
 
 PROMISE = "acts on a CUDA device only: the caching allocator"
 
@@ -43,13 +42,6 @@ def test_the_cpu_has_no_cache():
         EmptyCacheSteps().optimizer(stepper())
 
 
-@pytest.mark.slow
-def test_a_real_script_on_the_cpu_is_told_so():
-    (applied,) = played("roomy_gpt.py", "empty_cache_steps").not_applied
-
-    assert applied.status == "not_applicable"
-
-
 def test_it_costs_time_and_brings_back_what_is_unused():
     host = machine(device=gpu())
     facts = profile(kind="cuda", peak_bytes=PEAK, memory=story(fragmentation_share=0.2))
@@ -80,8 +72,3 @@ def test_holes_in_a_device_that_is_half_empty_are_left_alone():
     facts = profile(kind="cuda", peak_bytes=roomy, memory=story(fragmentation_share=0.5))
 
     assert EmptyCacheSteps.candidates(facts, machine(device=gpu())) == ()
-
-
-def test_no_step_is_no_interval():
-    with pytest.raises(ValueError, match="at least 1"):
-        EmptyCacheSteps(every=0)

@@ -1,5 +1,4 @@
 import pytest
-import torch
 from torch import nn
 
 from flatout.records.errors import NotApplicable
@@ -7,8 +6,8 @@ from flatout.records.memory import MemoryStory
 from flatout.records.profile import PeakBytes
 from flatout.techniques.memory import expandable_segments
 from flatout.techniques.memory.expandable_segments import ExpandableSegments, with_setting
+from tests.support.programs import python
 from tests.techniques.facts import GIB, gpu, machine, profile
-from tests.techniques.guarded import played
 
 PROMISE = "acts on a CUDA device only: the caching allocator"
 
@@ -67,15 +66,6 @@ def test_a_model_on_the_cpu_has_no_segments():
         ExpandableSegments().model(nn.Linear(2, 2))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_real_script_without_a_device_is_told_so():
-    (applied,) = played("roomy_gpt.py", "expandable_segments").not_applied
-
-    assert applied.status == "not_applicable"
-    assert "CUDA" in applied.why
-
-
 def test_what_is_fragmented_is_predicted_to_come_back():
     host = machine(device=gpu())
     story = MemoryStory(
@@ -99,8 +89,6 @@ def test_it_is_offered_for_cuda_alone_where_memory_is_tight():
 @pytest.mark.gpu
 def test_the_allocator_of_a_real_process_says_that_it_is_on():
     import os
-    import subprocess
-    import sys
 
     code = (
         "import torch; torch.zeros(1, device='cuda');"
@@ -109,8 +97,6 @@ def test_the_allocator_of_a_real_process_says_that_it_is_on():
     )
     environment = dict(ExpandableSegments().environment(dict(os.environ)))
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    done = python(["-c", code], env=environment, check=True)
 
     assert done.stdout.split()[-1] == "True"

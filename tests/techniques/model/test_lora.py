@@ -10,7 +10,9 @@ from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.techniques.model.lora import Lora, add_adapters, train_only
 from tests.techniques.facts import GIB, machine, model, optimizer, profile
-from tests.techniques.guarded import checked, played
+from tests.techniques.guarded import played
+
+PROMISE = ("naive_gpt.py", {"rank": 4})
 
 peft = pytest.importorskip("peft")
 
@@ -198,22 +200,9 @@ def test_on_a_cpu_what_its_import_takes_counts_against_the_states_that_go(kind, 
 
 
 @pytest.mark.slow
-def test_a_real_script_trains_adapters():
-    trial = played("naive_gpt.py", "lora", rank=4)
-
-    assert [item.status for item in trial.applied] == ["applied"], trial.applied
-    assert trial.outcome.value == "ok", trial.message
-
-
-@pytest.mark.slow
 def test_a_script_with_a_grad_scaler_trains_adapters():
     """It looks in the first step for gradients of what the optimizer holds then."""
     trial = played("roomy_gpt.py --scaler", "lora", rank=4)
 
     assert [item.status for item in trial.applied] == ["applied"], trial.applied
     assert trial.outcome.value == "ok", trial.message
-
-
-@pytest.mark.slow
-def test_the_guard_passes_it_as_done_on_purpose():
-    assert checked("naive_gpt.py", "lora", rank=4).status == "on_purpose"

@@ -2,44 +2,16 @@ import copy
 
 import pytest
 import torch
-from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.adafactor import Adafactor, mean_size, to_adafactor
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
-from tests.techniques.guarded import checked, played
+from tests.techniques.small_training import in_first_step, network, train
+
+PROMISE = ("roomy_gpt.py", {})
 
 FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
-
-
-def train(module, stepper, steps=5, scheduler=None):
-    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1))
-    for _ in range(steps):
-        stepper.zero_grad()
-        module(x).square().mean().backward()
-        stepper.step()
-        if scheduler is not None:
-            scheduler.step()
-    return list(module.parameters())
-
-
-def in_first_step(stepper, change):
-    """Change the optimizer where the hook points would: in the global hook of its first step."""
-
-    def once(found, _args, _kwargs):
-        if found is stepper and not done:
-            done.append(change(found))
-
-    done = []
-    register_optimizer_step_pre_hook(once)
-    return stepper
 
 
 def test_it_trains_as_torchs_own_adafactor_from_the_first_step():
@@ -166,13 +138,3 @@ def test_it_is_offered_for_adam_where_memory_is_tight():
 
     assert found.predict(facts("AdamW"), host).peak_bytes == -19 * GIB
     assert Adafactor.candidates(facts("SGD"), host) == ()
-
-
-@pytest.mark.slow
-def test_a_real_script_with_a_schedule_trains_and_the_guard_says_it_is_another_training():
-    check = checked("roomy_gpt.py", "adafactor")
-    trial = played("roomy_gpt.py", "adafactor")
-
-    assert trial.not_applied == ()
-    assert trial.outcome.value == "ok"
-    assert "on purpose" in check.why

@@ -9,8 +9,7 @@ from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer import eight_bit_optimizer
 from flatout.techniques.optimizer.eight_bit_optimizer import EightBitOptimizer, to_eight_bits
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
-from tests.techniques.guarded import played
-from tests.techniques.optimizer.test_adafactor import in_first_step
+from tests.techniques.small_training import in_first_step
 
 PROMISE = ("naive_gpt.py", {})
 
@@ -125,12 +124,3 @@ def test_three_quarters_of_the_state_are_predicted_for_adam_where_memory_is_tigh
     assert effect.peak_bytes == pytest.approx(-0.74 * 20 * GIB, rel=1e-6)
     assert effect.step_ms > 0
     assert EightBitOptimizer.candidates(facts("SGD"), host) == ()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("torchao")
-def test_a_real_script_trains_with_it():
-    trial = played("roomy_gpt.py", "eight_bit_optimizer")
-
-    assert trial.outcome.value == "ok"
-    assert trial.not_applied == ()

@@ -11,7 +11,7 @@ from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.offloaded_optimizer import OffloadedOptimizer, step_on_host
 from flatout.techniques.optimizer.offloaded_optimizer.host_steps import HostSteps, find_obstacle
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
-from tests.techniques.optimizer.test_adafactor import in_first_step, network, train
+from tests.techniques.small_training import in_first_step, network, train
 
 PROMISE = "acts on a CUDA device only: memory of a device"
 

@@ -1,7 +1,5 @@
 import copy
 import gc
-import subprocess
-import sys
 import weakref
 
 import pytest
@@ -20,6 +18,7 @@ from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward impo
     step_in_backward,
 )
 from tests.paths import ROOT
+from tests.support.programs import python
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
 
@@ -155,9 +154,7 @@ print(peak_bytes(step(plain, other)), peak_bytes(step(module, stepper)))
 
 
 def test_gradients_are_not_all_held_at_once():
-    done = subprocess.run(
-        [sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = python(["-c", PEAKS], check=True, cwd=ROOT)
 
     before, after = map(int, done.stdout.split())
     assert after < before / 4
@@ -212,7 +209,7 @@ def watched_with_session(monkeypatch, between):
     technique, module = OptimizerInBackward(), nn.Linear(4, 4)
     technique.start()
     stepper = torch.optim.AdamW(module.parameters(), lr=0.1)
-    session.add_optimizer(weakref.ref(stepper))
+    session.add_optimizer(stepper)
     schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, 0.5)
     module(torch.ones(2, 4)).sum().backward()
 

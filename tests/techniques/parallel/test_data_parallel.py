@@ -8,8 +8,12 @@ import sys
 import pytest
 import torch
 
-from flatout.records.errors import NotApplicable
+from flatout.records.errors import NotApplicable, UserError
+from flatout.records.parallel import ParallelSpec
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Workload
 from flatout.techniques.parallel.data_parallel import DataParallel
+from flatout.workflow.run import Sharding, spread_over
 from tests.paths import ROOT
 
 PROMISE = "this module compares with one process"
@@ -53,7 +57,8 @@ def numbers(text):
 
 
 def test_what_it_is_given_is_checked():
-    for wrong in ({"ranks": 0}, {"zero": 1}, {"ranks": 4, "zero": 3, "shard": 3}, {"shard": 2}):
+    shards = ({"ranks": 4, "zero": 3, "shard": 3}, {"shard": 2})
+    for wrong in ({"ranks": 0}, {"zero": 1}, *shards, {"zero": 2, "offload": True}):
         with pytest.raises(ValueError, match="="):
             DataParallel(**wrong)
 
@@ -65,7 +70,40 @@ def test_a_process_that_is_no_rank_is_left_alone():
 
     with pytest.raises(NotApplicable, match="no rank"):
         technique.loader({})
-    assert technique.settings() == {"ranks": 2, "zero": 0, "shard": 0}
+    assert technique.settings() == {"ranks": 2, "zero": 0, "shard": 0, "offload": False}
+
+
+def test_one_process_that_offloads_is_a_rank_without_a_launcher():
+    workload = Workload(target="train.py", python="python")
+
+    spread, recipe = spread_over(workload, Recipe(), 1, sharding=Sharding(zero=3, offload=True))
+    alone, plain = spread_over(workload, Recipe(), 1, sharding=Sharding(zero=3))
+
+    (choice,) = recipe.choices
+    assert (spread.ranks, choice.settings) == (1, {"ranks": 1, "zero": 3, "offload": True})
+    assert DataParallel(**choice.settings).environment({"A": "b"}).items() >= {
+        ("A", "b"),
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+    }
+    assert DataParallel(ranks=2, zero=3, offload=True).environment({}) == {}
+    assert (alone, plain.choices) == (workload, ())
+
+
+@pytest.mark.parametrize(
+    ("target", "spec", "given", "why"),
+    [
+        ("train.py", None, {"zero": 2, "offload": True}, "--zero 3 shards: give both"),
+        ("train.py", ParallelSpec(), {"offload": True}, "a zero of its own"),
+        ("task.py:fit", None, {"zero": 3, "offload": True}, "offload is for scripts"),
+        ("task.py:fit", ParallelSpec(zero=3, offload=True), {}, "offload is for scripts"),
+    ],
+)
+def test_what_cannot_be_offloaded_is_refused(target, spec, given, why):
+    workload = Workload(target=target, python="python", is_task=":" in target)
+
+    with pytest.raises(UserError, match=why):
+        spread_over(workload, Recipe(parallel=spec), 1, sharding=Sharding(**given))
 
 
 @pytest.mark.slow
@@ -75,6 +113,11 @@ def test_a_process_that_is_no_rank_is_left_alone():
         pytest.param("plain.py", ("--ranks", "2"), marks=pytest.mark.smoke),
         ("plain.py", ("--ranks", "4")),
         ("plain.py", ("--ranks", "2", "--zero", "2")),
+        ("plain.py", ("--ranks", "2", "--zero", "3", "--offload")),
+        ("plain.py", ("--ranks", "1", "--zero", "3", "--offload")),
+        ("habits.py", ("--ranks", "2")),
+        ("habits.py", ("--ranks", "2", "--zero", "2")),
+        ("habits.py", ("--ranks", "1", "--zero", "3", "--offload")),
         ("gan.py", ("--ranks", "2")),
         ("get_batch.py", ("--ranks", "2")),
         ("stream.py", ("--ranks", "2")),
@@ -105,9 +148,9 @@ def test_the_trainer_of_transformers_trains_as_in_one_process(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero", ["0", "3"])
+@pytest.mark.parametrize("zero", [("0",), ("3",), ("3", "--offload")])
 def test_a_checkpoint_of_ranks_goes_on_in_one_process_and_back(tmp_path, zero):
-    spread = ("--ranks", "2", "--zero", zero)
+    spread = ("--ranks", "2", "--zero", *zero)
     whole = trained(tmp_path / "whole", "resumes.py", "3")
     for number, options in enumerate([spread, (), spread]):
         part = trained(tmp_path / "parts", "resumes.py", "1", options=options)
@@ -158,6 +201,31 @@ def test_what_cannot_be_spread_ends_with_the_reason_and_leaves_no_process(tmp_pa
     assert "trained to the end" not in run.stdout
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
     assert left.stdout == ""
+
+
+@pytest.mark.slow
+def test_parameters_kept_where_they_cannot_be_replaced_end_it(tmp_path):
+    run = trained(tmp_path / "work", "wrong.py", "tuple", options=("--ranks", "2", "--zero", "2"))
+
+    assert "the script keeps its parameters in a tuple: use a list" in run.stderr
+    assert "trained to the end" not in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("technique", ["torch_compile", "regional_compile"])
+@pytest.mark.parametrize("zero", ["0", "2", "3"])
+def test_what_is_compiled_trains_in_ranks_as_it_is_in_one_process(tmp_path, technique, zero):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'[flatout]\nversion = "0.1.0"\n[[technique]]\nname = "{technique}"\n')
+    spread = ("--with", str(recipe), "--ranks", "2", "--zero", zero)
+
+    alone = trained(tmp_path / "alone", "resumes.py", "1")
+    compiled = trained(tmp_path / "spread", "resumes.py", "1", options=spread)
+
+    assert compiled.returncode == 0, compiled.stderr
+    assert "flatout:" not in compiled.stderr  # torch compiled, and went on with it
+    assert numbers(compiled.stdout) == pytest.approx(numbers(alone.stdout), rel=CLOSE)
+    same_weights(tmp_path / "alone", tmp_path / "spread")
 
 
 @pytest.mark.slow

@@ -11,9 +11,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from flatout.records.catalogue import build
-from flatout.records.errors import NotApplicable, UserError
-from flatout.records.recipe import Choice, Recipe
+from flatout.records.errors import NotApplicable
 from flatout.techniques.precision import fp16_autocast
 from flatout.techniques.precision.fp16_autocast import (
     MAX_WALKS,
@@ -23,12 +21,10 @@ from flatout.techniques.precision.fp16_autocast import (
     leaves_of,
 )
 from tests.techniques.facts import CPU, gpu, machine, model, profile
-from tests.techniques.guarded import ELABORATE, checked, played
+from tests.techniques.guarded import played
+from tests.techniques.small_training import network
 
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+PROMISE = ("elaborate", {})
 
 
 def loss_of(model, seed=1):
@@ -263,13 +259,6 @@ def test_a_model_of_another_precision_is_left_alone():
         technique.backward(torch.autograd.backward)
 
 
-def test_a_scale_that_is_no_power_of_two_is_refused():
-    choice = Choice(technique="fp16_autocast", settings={"initial_scale": 1000})
-
-    with pytest.raises(UserError, match="power of two; try 8192"):
-        build(Recipe(choices=(choice,)))
-
-
 @pytest.mark.parametrize(
     ("kind", "capability", "count"),
     [("cuda", (7, 5), 1), ("cuda", (8, 0), 0), ("cuda", (6, 1), 0), ("cpu", None, 0)],
@@ -302,13 +291,6 @@ def test_a_gain_is_predicted_only_where_the_device_multiplies_fp16(
 
     assert effect.step_ms == pytest.approx(step_ms)
     assert why in effect.why
-
-
-@pytest.mark.slow
-def test_the_guard_finds_a_clipped_accumulating_training_inside_the_band():
-    check = checked(ELABORATE, "fp16_autocast")
-
-    assert check.status == "within", check
 
 
 @pytest.mark.slow

@@ -19,8 +19,10 @@ from flatout.techniques.precision.pure_bf16 import (
     to_bf16,
 )
 from tests.techniques.facts import GIB, machine, model, optimizer, profile
-from tests.techniques.guarded import checked, played
-from tests.techniques.optimizer.test_adafactor import in_first_step
+from tests.techniques.guarded import played
+from tests.techniques.small_training import in_first_step
+
+PROMISE = ("naive_gpt.py", {})
 
 FAST = frozenset({"avx512_bf16"})
 
@@ -358,8 +360,3 @@ def test_a_real_script_trains_in_it():
     first, *others = trial.profile.losses
     assert len(others) >= 10
     assert sum(others[-10:]) / 10 < first
-
-
-@pytest.mark.slow
-def test_the_guard_passes_it_as_done_on_purpose():
-    assert checked("naive_gpt.py", "pure_bf16").status == "on_purpose"

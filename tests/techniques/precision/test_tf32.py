@@ -1,12 +1,10 @@
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 from flatout.records.errors import NotApplicable
 from flatout.techniques.precision.tf32 import Tf32
+from tests.support.programs import python
 from tests.techniques.facts import CPU, gpu, machine, model, profile
 
 PROMISE = "acts on a CUDA device only: products in TF32"
@@ -17,9 +15,7 @@ NEWER = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 def run(code):
     """Run code in a process of its own: these switches belong to the whole process."""
     head = "import torch; from flatout.techniques.precision.tf32 import allow_tf32, allows\n"
-    done = subprocess.run(
-        [sys.executable, "-c", head + code], capture_output=True, text=True, check=True
-    )
+    done = python(["-c", head + code], check=True)
     return done.stdout.split()
 
 

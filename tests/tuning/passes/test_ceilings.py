@@ -1,7 +1,6 @@
 """Ceilings: what is foreseen with replayed batches, and what happens when data really are free."""
 
 import functools
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,23 +11,21 @@ from flatout.hardware.machine import read_machine
 from flatout.hardware.peaks import Peaks
 from flatout.records.readings import Limits
 from flatout.records.recipe import Recipe
-from flatout.records.trial import Outcome, Trial, Workload
+from flatout.records.trial import Outcome, Trial
 from flatout.tuning.passes import PassRunner, ceilings
 from flatout.tuning.passes.ceilings import ceilings_of, with_peaks
 from flatout.workflow.measure import measure
 from tests.benchmarks.made_up import a_profile
 from tests.paths import ROOT
-from tests.techniques.facts import machine
+from tests.support.programs import workload_of
+from tests.techniques.facts import loader, machine
 
 SCRIPTS = ROOT / "tests/scripts/passes"
 
 
 def workload(script, *arguments):
-    return Workload(
-        target=str(SCRIPTS / script),
-        arguments=arguments,
-        folder=Path(tempfile.mkdtemp(prefix="flatout-test-")),
-        python=sys.executable,
+    return workload_of(
+        Path(tempfile.mkdtemp(prefix="flatout-test-")), str(SCRIPTS / script), *arguments
     )
 
 
@@ -108,21 +105,7 @@ def test_without_time_nothing_is_run():
 
 
 def measured_loaders():
-    from flatout.records.profile import LoaderFacts
-
-    return (
-        LoaderFacts(
-            address="train.py:<module>#0",
-            is_training=True,
-            dataset="Images",
-            dataset_len=100,
-            batch_size=8,
-            num_workers=0,
-            pin_memory=False,
-            persistent_workers=False,
-            prefetch_factor=None,
-        ),
-    )
+    return (loader(address="train.py:<module>#0", dataset_len=100, batch_size=8, batch_bytes=0),)
 
 
 def test_copies_cost_what_the_replay_on_the_device_saves():

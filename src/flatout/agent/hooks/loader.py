@@ -378,6 +378,8 @@ class _Iteration:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.only = frozenset(session.spec.recipe.training_loaders)
+        self.is_drawing = False
+        """Whether a batch is drawn: a data set may draw its parts from loaders of its own."""
 
     def install(self, dataloader: Any) -> None:
         patching.wrap(dataloader.DataLoader, "__iter__", self.iterated)
@@ -397,36 +399,32 @@ class _Iteration:
     def listen(self, draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return the drawing of a batch in a phase of its own, and what was drawn counted."""
         session, sampler, signs = self.session, self.session.sampler, self.session.signs
+        saw_end = session.quietly(self.saw_end)
 
         @functools.wraps(draw)
         def draw_next(iterator: Any) -> Any:
             if get_ident() != session.thread:
                 session.draws_elsewhere = True
                 return draw(iterator)
-            if sampler.skips_left and sampler.source() is iterator:
-                began = session.clock.now()
-                signs[1] = 1
-                try:
-                    batch = draw(iterator)
-                except StopIteration:
-                    self.saw_end(iterator, session.clock.now() - began)
-                    raise
-                finally:
-                    signs[1] = 0
-                sampler.drawn += 1  # counted when the next step is sampled
-                return batch
-            clock = session.clock
-            clock.push(phases.DATA_WAIT)
-            began = clock.since
-            signs[1] = 1
+            if self.is_drawing:
+                return draw(iterator)
+            clock, is_noted = session.clock, sampler.skips_left and sampler.source() is iterator
+            began = clock.now()
+            if not is_noted:
+                clock.push(phases.DATA_WAIT)
+            self.is_drawing, signs[1] = True, 1
             try:
                 batch = draw(iterator)
             except StopIteration:
-                self.saw_end(iterator, clock.now() - began)
+                saw_end(iterator, clock.now() - began)
                 raise
             finally:
-                signs[1] = 0
-                clock.pop()
+                self.is_drawing, signs[1] = False, 0
+                if not is_noted:
+                    clock.pop()
+            if is_noted:
+                sampler.drawn += 1  # counted when the next step is sampled
+                return batch
             try:
                 self.saw_batch(iterator, batch, clock.since - began)
             except Exception as error:  # noqa: BLE001  what is counted must never end the training

@@ -40,7 +40,7 @@ def _note_compiler(module: Any, facts: dict[str, Any], name: str) -> None:
         facts |= {"is_compiled": True, "compiled_by": name}
 
 
-def _call_found(original: Callable[..., Any], root: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_found(original: Callable[..., Any], root: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Call a module that a weak reference leads to: whoever calls it has it."""
     return original(root(), *args, **kwargs)
 
@@ -67,6 +67,14 @@ def kin_of(root: Any) -> Iterator[type]:
     parts = [part for part in found[-1]._modules.values() if part is not None and part._modules]
     yield type(root)
     yield from (type(module) for module in (*found, *parts) if type(module) not in barred)
+
+
+def has_own_call(kind: Any) -> bool:
+    """Return whether a class has a `__call__` of the script's, which decides what torch's is given.
+
+    Torch's own only pass calls on.
+    """
+    return not str(kind.__call__.__module__).startswith("torch.")
 
 
 def _is_compiled(module: Any) -> bool:
@@ -101,9 +109,13 @@ class _Roots:
         self.shapes: dict[int, set[Any]] = {}
         self.weight_class = parametrize.ParametrizationList
         self.is_compiling = torch.compiler.is_compiling
+        # A script may have methods of its own under torch's names, and batches of any kind.
+        self.look_at = session.quietly(self.consider)
+        self.count_samples = session.quietly(self._count_samples)
 
     def install(self) -> None:
         self.discovery = patching.wrap(self.torch.nn.Module, "__call__", self._discovering)
+        self.session.on("stop", self.discovery.undo)
         self.session.on("segment", self.narrow)
         self.session.on("backward", self.saw_backward)
 
@@ -112,7 +124,7 @@ class _Roots:
         session, is_compiling = self.session, self.is_compiling
 
         @functools.wraps(original)
-        def discover(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def discover(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or get_ident() != session.thread or session.clock.stack[-1] in INSIDE:
                 return original(module, *args, **kwargs)
             return self.outermost(module, original, args, kwargs)
@@ -131,8 +143,8 @@ class _Roots:
         is_training = has_graph and (module.training or id(module) in self.trains_in_eval)
         if not is_training:
             return self.evaluate(module, original, args, kwargs, has_graph=has_graph)
-        if id(module) not in self.calls and not is_rehearsed((args, kwargs)):
-            self.consider(module, original)
+        if id(module) not in self.calls and self.may_train() and not is_rehearsed((args, kwargs)):
+            self.look_at(module, original)
         run = self.calls.get(id(module))
         if run is not None:
             return self.train(module, run, args, kwargs)
@@ -142,6 +154,14 @@ class _Roots:
             return original(module, *args, **kwargs)
         finally:
             session.clock.pop()
+
+    def may_train(self) -> bool:
+        """Return whether a call in training mode may be one of the training.
+
+        Until there is an optimizer, and no step was made without any, it asks a model for a shape:
+        as a rule a part of it, on the host, without the script's autocast.
+        """
+        return bool(self.session.optimizer_count or self.session.counts)
 
     def evaluate(
         self,
@@ -189,7 +209,7 @@ class _Roots:
         segment.calls += [0] * (number + 1 - len(segment.calls))
         segment.calls[number] += 1
         if number == 0 and not segment.batches:
-            self._count_samples(args, kwargs)
+            self.count_samples(args, kwargs)
         if session.is_recording and len(session.segments) < SHAPES_FROM:
             session.quietly(self._note_shapes)(number, args, kwargs)
         session.note_trained_batches()
@@ -213,14 +233,21 @@ class _Roots:
         if segment.closures > 1 and phases.OPTIMIZER in self.session.clock.stack:
             return
         sizes = map(leading_size, (*args, *kwargs.values()))
-        segment.called += next((size for size in sizes if size), 0)
+        size = next((size for size in sizes if size), 0)
+        segment.called += size
+        segment.called_most = max(segment.called_most, size)
 
     def _note_shapes(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count the distinct shapes that a root is called with."""
+        """Count the distinct shapes that a root is called with, and see whether under autocast.
+
+        The first call of all may have been a look at its output.
+        """
         shapes = self.shapes.setdefault(number, set())
         shapes.add(tuple(getattr(value, "shape", None) for value in (*args, *kwargs.values())))
         if number < len(self.session.model_facts):
-            self.session.model_facts[number]["input_shapes"] = len(shapes)
+            facts = self.session.model_facts[number]
+            facts["input_shapes"] = len(shapes)
+            facts["used_autocast"] |= self.torch.is_autocast_enabled(facts["device"])
 
     def consider(self, module: Any, original: Callable[..., Any]) -> None:
         """Make the module a root if it holds trained parameters and no root holds it.
@@ -324,7 +351,11 @@ class _Roots:
         return patching.at_first_call(call, first)
 
     def narrow(self, _: Any) -> None:
-        """End the discovery: only the classes of the roots, and of their kin, stay patched."""
+        """End the discovery: only the classes of the roots, and of their kin, stay patched.
+
+        Where one has a call of its own, or the script has put another in the place of all modules',
+        what comes out of that is listened to as before.
+        """
         session, counts = self.session, self.session.counts
         is_over = min(counts.values()) >= NARROW_AFTER and (
             session.is_marked or session.knows_optimizers
@@ -334,11 +365,15 @@ class _Roots:
         session.off("segment", self.narrow)
         session.off("backward", self.saw_backward)
         session.knows_roots = True
-        self.discovery.undo()
         # The real run goes on to exports and the like, and no one asks there what it evaluates.
         kin = self.kin if session.is_recording else ()
-        for kind in dict.fromkeys((*map(type, session.roots), *kin)):
-            patching.wrap(kind, "__call__", self.listening)
+        kinds = dict.fromkeys((*map(type, session.roots), *kin))
+        is_covered = self.torch.nn.Module.__call__ is not self.discovery.put
+        if is_covered or any(map(has_own_call, kinds)):
+            return
+        self.discovery.undo()
+        for kind in kinds:
+            session.on("stop", patching.wrap(kind, "__call__", self.listening).undo)
 
     def listening(self, inherited: Callable[..., Any]) -> Callable[..., Any]:
         """Return the call of a class, in which the roots' calls and evaluations are found."""
@@ -351,7 +386,7 @@ class _Roots:
         calls = self.calls
 
         @functools.wraps(inherited)
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_tracing() or get_ident() != session.thread or self.is_inside:
                 return inherited(module, *args, **kwargs)
             if session.clock.stack[-1] in INSIDE:

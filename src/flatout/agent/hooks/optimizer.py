@@ -5,6 +5,7 @@ technique that wrote it.
 """
 
 import functools
+import inspect
 import sys
 import weakref
 from collections.abc import Callable
@@ -69,6 +70,8 @@ class _Steps:
         import torch
 
         self.session = session
+        self.latest = 0
+        """Identity of the first parameter that the latest step updated."""
         # Dynamo's question alone, half of `is_compiling`: no export traces an optimizer.
         self.is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -95,7 +98,7 @@ class _Steps:
         def construct(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             build(optimizer, *args, **kwargs)
             if session.is_mine():
-                session.add_optimizer(weakref.ref(optimizer))
+                session.add_optimizer(optimizer)
                 if keeps_parts:
                     session.quietly(keep)(optimizer)
 
@@ -129,12 +132,24 @@ class _Steps:
         session = self.session
         number: int | None = optimizer.__dict__.get(READY)
         if number is None:
+            if session.number_of(optimizer) < 0:
+                self.add_unbuilt(optimizer)
             number = optimizer.__dict__[READY] = session.number_of(optimizer)
             session.note_optimizer(optimizer)
             session.quietly(self.check_roots)(optimizer)
             session.transform("optimizer", optimizer)
             forget(optimizer)
         return number
+
+    def add_unbuilt(self, optimizer: Any) -> None:
+        """Add an optimizer whose building no one heard: a copy, a restored one, an earlier one.
+
+        Until its first step each backward seemed to end one, where no other was known.
+        """
+        session = self.session
+        if {*session.counts} == {-1} and not session.in_backward:
+            session.forget()
+        session.add_optimizer(optimizer)
 
     def note_inside(self, optimizer: Any) -> None:
         """Note an optimizer that steps inside backward, whose end is then that of the step.
@@ -146,17 +161,20 @@ class _Steps:
         self.session.stepped_inside = True
 
     def counting(self, args: Any, kwargs: Any) -> Any:
-        """Return the arguments of a step with a closure that is counted; None without one."""
+        """Return the arguments of a step with a closure that is counted; None without one.
+
+        An object that can be called, as a model is, may be there for more than that.
+        """
         named = kwargs.get("closure")
         closure = named or (args[1] if len(args) > 1 else None)
-        if not callable(closure):
+        if not (inspect.isroutine(closure) or isinstance(closure, functools.partial)):
             return None
         segment = self.session.segment
 
         @functools.wraps(closure)
-        def counted() -> Any:
+        def counted(*given: Any, **named_ones: Any) -> Any:
             segment.closures += 1
-            return closure()
+            return closure(*given, **named_ones)  # an optimizer of the script's own may give some
 
         if named is not None:
             return args, {**kwargs, "closure": counted}
@@ -185,8 +203,22 @@ class _Steps:
             return
         if session.listeners["after_step"]:
             session.fire("after_step", optimizer)
-        if not (session.is_marked or phases.BACKWARD in stack):
+        if not (session.is_marked or phases.BACKWARD in stack or self.goes_on(optimizer)):
             session.end_segment(optimizer.__dict__[READY])
+
+    def goes_on(self, optimizer: Any) -> bool:
+        """Return whether a step belongs to the one before it: it only updates other parameters.
+
+        DeepSpeed's ZeRO makes one for each group. A step for which nothing was computed in Python,
+        as with a graph that is played again, updates those of the one before.
+        """
+        number, earlier = optimizer.__dict__[READY], self.latest
+        self.latest = next((id(p) for g in optimizer.param_groups for p in g["params"]), 0)
+        segment, before = self.session.segment, self.session.segments[-1:]
+        if segment.backwards or segment.batches or segment.calls or segment.evals:
+            return False
+        is_after_another = any(last.who == number and last.backwards for last in before)
+        return is_after_another and self.latest != earlier
 
     def ended_unseen(self, optimizer: Any) -> None:
         """A step has ended whose begin was not listened to.

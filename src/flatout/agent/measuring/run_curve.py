@@ -76,7 +76,7 @@ class RunCurve:
         session = self.session
         row = {
             "name": re.sub(r"[ .-]+", "_", name.lower()),
-            "step": min(session.counts.values(), default=0),
+            "step": session.made_steps,
             "s": session.clock.now() - self.began_s,
             "value": value,
         }

@@ -36,10 +36,7 @@ from flatout.records.technique import SourceForm
 def source_fix(script: Script, form: SourceForm, settings: Mapping[str, Any]) -> Fix | None:
     """Return the edits that do permanently what a technique does, None where no place is clear.
 
-    Args:
-        script: The script to be changed.
-        form: What the technique is in source.
-        settings: The technique's settings, put in for `$name`.
+    The settings are put in for `$name`.
     """
     values = {name: str(value) for name, value in settings.items()}
     parts = step_parts(script)
@@ -47,7 +44,8 @@ def source_fix(script: Script, form: SourceForm, settings: Mapping[str, Any]) ->
         return None
     edits: list[Edit | None] = []
     if form.loader:
-        edits += _loader_edits(script, parts, _filled(form.loader, values))
+        filled = {name: Template(text).substitute(values) for name, text in form.loader.items()}
+        edits += _loader_edits(script, parts, filled)
     if form.copy:
         edits += _copy_edits(script, parts, form.copy)
     if form.optimizer:
@@ -63,10 +61,6 @@ def source_fix(script: Script, form: SourceForm, settings: Mapping[str, Any]) ->
             edits += _forward_edits(script, part, form.around_forward)
     found = [edit for edit in edits if edit is not None]
     return Fix(edits=tuple(found)) if found and len(found) == len(edits) else None
-
-
-def _filled(arguments: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    return {name: Template(text).substitute(values) for name, text in arguments.items()}
 
 
 def _loaders(script: Script, parts: Sequence[StepPart]) -> list[tuple[ast.Call, list[ast.For]]]:

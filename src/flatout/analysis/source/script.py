@@ -62,9 +62,6 @@ class NotAnalysableError(ValueError):
 class Script:
     """A parsed script.
 
-    Args:
-        text: The source, line ends as in the file.
-
     Raises:
         NotAnalysableError: if it does not parse.
     """

@@ -145,15 +145,7 @@ def _references(holder: Any, name: str) -> int:
 
 
 def refuse_shared(pixels: Pixels, what: str) -> None:
-    """Make sure that no one else sees the memory of an image that may change.
-
-    Args:
-        pixels: the image.
-        what: what happens to the image, as in "is changed in place".
-
-    Raises:
-        UnfollowableError: if someone does, who would not see the change.
-    """
+    """Make sure that no one else sees the memory of an image that may change."""
     lone = _references(_LONE, "lender")
     is_lent = isinstance(pixels.grid, LentGrid) and _references(pixels.grid, "lender") > lone
     if is_lent or pixels.has_other_views():
@@ -173,11 +165,7 @@ class Followed:
 
     @property
     def pixels(self) -> Pixels:
-        """The bytes and what became of them.
-
-        Raises:
-            UnfollowableError: if the image was computed, which may say something else by now.
-        """
+        """The bytes and what became of them."""
         if self.made is not None:
             raise UnfollowableError("a scaled image may have been written to")
         return self._pixels

@@ -174,11 +174,6 @@ def follow_or_repeat(
 
     An error of the data set's own comes from the ordinary way, in its own words, and following goes
     on for the next batch. If the ordinary way works, following was at fault and ends.
-
-    Args:
-        plan: how to follow.
-        fetch: makes the batch.
-        held: the generators, alongside the global ones, that it draws from.
     """
     streams = Streams()
     if held is not None:

@@ -51,11 +51,7 @@ def installed() -> tuple[Name, ...]:
 
 
 def load_decoder(name: Name) -> Decoder:
-    """Return a decoder by name.
-
-    Raises:
-        NotApplicable: if its package is not installed, or does not load.
-    """
+    """Return a decoder by name."""
     makers: dict[Name, Callable[[], Decoder]]
     makers = {"simplejpeg": _simplejpeg, "opencv": _opencv}
     try:
@@ -141,9 +137,6 @@ def _simplejpeg() -> Decoder:
 
 def refuse_cut(data: bytes) -> None:
     r"""Leave a file without its end to Pillow, which knows what to say: others fill it up in grey.
-
-    Raises:
-        ValueError: if it has no end.
 
     >>> refuse_cut(b"\xff\xd8 picture \xff\xd9\0\0")
     """

@@ -69,11 +69,7 @@ def find_swap(kind: type[SwapT]) -> SwapT | None:
 
 
 def prepare(module: str) -> None:
-    """Import here what is put under Pillow, not in each copy and worker.
-
-    Raises:
-        NotApplicable: if there is no Pillow.
-    """
+    """Import here what is put under Pillow, not in each copy and worker."""
     if importlib.util.find_spec("PIL") is None:
         raise NotApplicable("Pillow is not installed")
     importlib.import_module(module)
@@ -150,11 +146,7 @@ class Substitute:
 
 
 def put_under(loader: Any, way: Substitute) -> Any:
-    """Swap for a loader that was not iterated yet; asked again, it changes nothing.
-
-    Raises:
-        NotApplicable: if the way is not open here, is not taken, or gives other batches.
-    """
+    """Swap for a loader that was not iterated yet; asked again, it changes nothing."""
     refused, swapped = f"_flatout_no_{way.name}", f"_flatout_{way.name}"
     known = loader.__dict__
     if known.get(swapped):

@@ -51,11 +51,7 @@ class DatasetFacts(Generic[Found]):
         return self.known(dataset)
 
     def known(self, dataset: Any) -> Found:
-        """Return what was found earlier.
-
-        Raises:
-            NotApplicable: what looking raised, or because no one looked.
-        """
+        """Return what was found earlier."""
         _, answer = self._known.get(id(dataset), (None, NotApplicable(UNSEEN)))
         if isinstance(answer, NotApplicable):
             raise NotApplicable(str(answer))
@@ -198,13 +194,7 @@ def _catches_all(code: CodeType) -> bool:
 def stand_in(dataset: Any, members: Mapping[str, Any], again: tuple[Any, ...]) -> Any:
     """Return an object of a subclass of a data set's class that shares all of its attributes.
 
-    Args:
-        dataset: what is stood in for.
-        members: of the subclass, by name.
-        again: a function and its arguments that make the same object in another process.
-
-    Raises:
-        NotApplicable: if an object of this class cannot be made to share its attributes.
+    `again`: a function and its arguments that make the same object in another process.
     """
     kind = type(dataset)
     namespace = {

@@ -24,11 +24,7 @@ class ForkedError(Exception):
 
 
 def in_fork(work: Callable[[], Any], limit_s: float) -> Any:
-    """Return the result of `work`, a plain JSON value, from a forked copy of this process.
-
-    Raises:
-        ForkedError: if it raised, died, or was not done in time.
-    """
+    """Return the result of `work`, a plain JSON value, from a forked copy of this process."""
     results = in_forks([work], limit_s)
     if results[0] is None:
         raise ForkedError(f"not done within {limit_s:.0f} s")

@@ -133,7 +133,8 @@ class EpochStreams:
             try:
                 return fetch(indices)
             finally:
-                if _differ(counts, _counts(dataset)):
+                now = _counts(dataset)
+                if any(now.get(name) != value for name, value in counts.items()):
                     self._note(2)
                 if is_first and {id(x) for x, _ in generators_of(dataset)} - known:
                     self._note(3)
@@ -152,11 +153,7 @@ class EpochStreams:
 
 
 def check_loader(loader: Any) -> None:
-    """Make sure that the workers of a loader run torch's own loop.
-
-    Raises:
-        NotApplicable: if they run another one, in which no one would hear of an epoch.
-    """
+    """Make sure that the workers of a loader run torch's own loop."""
     if type(loader)._get_iterator is not DataLoader._get_iterator:
         raise NotApplicable(f"{type(loader).__name__} has a way of its own to run its workers")
     if not hasattr(_DatasetKind, "create_fetcher") or not hasattr(torch_worker, "_generate_state"):
@@ -194,7 +191,7 @@ def set_back(generators: Generators) -> None:
 
 def are_where_they_were(generators: Generators) -> bool:
     """Return whether no one drew from generators since `generators_of` returned them."""
-    return all(_is_same(_state(generator), state) for generator, state in generators)
+    return all(repr(_plain(_state(x))) == repr(_plain(state)) for x, state in generators)
 
 
 def _state(value: Any) -> Any:
@@ -207,10 +204,6 @@ def _state(value: Any) -> Any:
     if isinstance(value, np.random.RandomState):
         return value.get_state()
     return None
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return repr(_plain(one)) == repr(_plain(other))
 
 
 def _plain(state: Any) -> Any:
@@ -231,10 +224,6 @@ def _counts(dataset: Any) -> dict[str, Any]:
     attributes = vars(dataset) if isinstance(dataset, IterableDataset) else {}
     kinds = PLAIN - {bool, type(None)}
     return {name: value for name, value in attributes.items() if type(value) in kinds}
-
-
-def _differ(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    return any(now.get(name) != value for name, value in before.items())
 
 
 LOOKS = 2

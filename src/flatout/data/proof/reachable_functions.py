@@ -35,11 +35,7 @@ Found = Iterable[tuple[str, Any]]
 
 
 def reached(*things: Any) -> Iterator[tuple[str, Any]]:
-    """Yield functions and objects that the making of samples may use, each with a name.
-
-    Args:
-        things: the data set, a collation.
-    """
+    """Yield functions and objects that the making of samples may use, each with a name."""
     names: set[str] = set(METHODS)
     waiting: deque[tuple[str, Any, int]] = deque(("dataset", thing, 0) for thing in things)
     heaps: deque[tuple[str, Any, int]] = deque()

@@ -28,11 +28,7 @@ def sampler_of(arguments: Mapping[str, Any]) -> Any:
 
 
 def check_sampler(arguments: Mapping[str, Any]) -> None:
-    """Make sure that a loader's sampler is one of torch's own, whose way to draw is known.
-
-    Raises:
-        NotApplicable: if it may be another one.
-    """
+    """Make sure that a loader's sampler is one of torch's own, whose way to draw is known."""
     from torch.utils.data import BatchSampler
 
     batch_sampler, sampler = arguments.get("batch_sampler"), sampler_of(arguments)
@@ -74,10 +70,6 @@ def drawn_early(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
 
     It draws as many as its workers make ahead when it starts, and one more with each that it hands
     out. What a sampler draws from, the script may draw from in between, or leave the epoch early.
-
-    Args:
-        batches: what the loader's batch sampler gives.
-        ahead: how many batches the workers make ahead.
     """
     drawn = deque(islice(batches, ahead))
 

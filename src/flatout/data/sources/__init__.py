@@ -23,13 +23,7 @@ COLUMNS = (".parquet", ".arrow")
 def open_source(target: str, *, work: Path, on_bad: str = RAISE) -> Source:
     """Return the source behind a path or a name; nothing of its samples is read yet.
 
-    Args:
-        target: what to pack.
-        work: a folder for what has to be converted once (Parquet files).
-        on_bad: what to do about samples that can already be seen to be bad.
-
-    Raises:
-        UserError: if nothing is there, or nothing that can be packed.
+    What has to be converted once (Parquet) goes into the folder `work`.
     """
     path = Path(target).expanduser()
     if path.is_dir():

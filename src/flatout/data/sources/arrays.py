@@ -52,11 +52,7 @@ class Arrays:
 
 
 def open_arrays(path: Path) -> Arrays:
-    """Return the rows of an .npy or .npz file.
-
-    Raises:
-        UserError: if they differ in length, or only unpickling could read them.
-    """
+    """Return the rows of an .npy or .npz file."""
     stamp = stamp_of(path)
     arrays = _load(str(path.resolve()), stamp)
     lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
@@ -81,11 +77,7 @@ def open_arrays(path: Path) -> Arrays:
 
 @lru_cache(maxsize=1)
 def _load(path: str, stamp: str) -> dict[str, Array]:
-    """Return the arrays of a file; a plain .npy stays on disk and is mapped.
-
-    Raises:
-        UserError: if they cannot be read, or the file is not the one of that stamp any more.
-    """
+    """Return the arrays of a file; a plain .npy stays on disk and is mapped."""
     if stamp_of(path) != stamp:
         raise UserError(f"{path} was written to while it was packed; pack it when it is finished")
     if not path.lower().endswith(".npy"):

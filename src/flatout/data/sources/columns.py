@@ -226,11 +226,7 @@ def _check_columns(batches: Sequence[Any], path: Path) -> None:
 
 
 def _cell(batch: Any, name: str, row: int) -> Any:
-    """Return a cell as Python's own value.
-
-    Raises:
-        BadSample: if it has none: a text that is not Unicode, a date after the year 9999.
-    """
+    """Return a cell as Python's own value."""
     try:
         return batch.column(name)[row].as_py()
     except (ValueError, LookupError, OverflowError, NotImplementedError) as error:

@@ -59,11 +59,7 @@ class Imported:
 
 
 def open_dataset(target: str) -> Imported:
-    """Return the items of an importable data set.
-
-    Raises:
-        UserError: if it cannot be imported, has no length, or returns what cannot be stored.
-    """
+    """Return the items of an importable data set."""
     found = _load(target)
     try:
         length = len(found)

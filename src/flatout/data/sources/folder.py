@@ -69,7 +69,7 @@ def open_folder(root: Path, *, on_bad: str) -> Folder:
     labels: list[int] = []
     ignored = 0
     for number, name in enumerate(classes or [""]):
-        for path in _walk(root, name, note):
+        for path in files_below(root, name, note):
             if not path.lower().endswith(SUFFIXES):
                 ignored += 1
                 continue
@@ -91,7 +91,8 @@ def open_folder(root: Path, *, on_bad: str) -> Folder:
     return Folder(contents=contents, names=tuple(names), labels=numbers)
 
 
-def _walk(root: Path, name: str, note: Any) -> Iterator[str]:
+def files_below(root: Path, name: str, note: Any) -> Iterator[str]:
+    """Give the paths of all files below a folder of a root; a link to a folder above ends there."""
     found, folder = [], root / name
     above = {str(folder): {_identity(root), _identity(folder)}}
     for where, folders, files in os.walk(folder, onerror=note, followlinks=True):

@@ -70,11 +70,7 @@ class Lines:
 
 
 def open_lines(path: Path) -> Lines:
-    """Return the lines of a text or JSON-lines file.
-
-    Raises:
-        UserError: if there are none, or the first is no mapping.
-    """
+    """Return the lines of a text or JSON-lines file."""
     stamp = stamp_of(path)
     spans = _spans(path)
     need_samples(len(spans), str(path))
@@ -122,11 +118,7 @@ def _spans(path: Path) -> "np.ndarray[Any, np.dtype[np.int64]]":
 
 
 def _pread(path: str, begin: int, end: int) -> bytes:
-    """Return a line without its carriage return.
-
-    Raises:
-        BadSample: if the file cannot be read, or ends before the line does.
-    """
+    """Return a line without its carriage return."""
     line = read_span(path, begin, end - begin)
     if len(line) < end - begin:
         raise BadSample(f"{path} is shorter than it was; something cut it off or began it anew")

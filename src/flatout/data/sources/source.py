@@ -89,11 +89,7 @@ def label_in(fields: Iterable[Field]) -> str:
 
 
 def read_file(path: Path) -> bytes:
-    """Return a file's bytes.
-
-    Raises:
-        BadSample: if it is gone or cannot be read.
-    """
+    """Return a file's bytes."""
     try:
         return read_bytes(path, MAX_FIELD_BYTES)
     except FileNotFoundError:
@@ -106,11 +102,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_span(path: str, begin: int, size: int) -> bytes:
-    """Return the bytes of a part of a file, none where the file ends before it or it is too large.
-
-    Raises:
-        BadSample: if the file cannot be read.
-    """
+    """Return the bytes of a part of a file, none where it is cut off or too large."""
     try:
         # Buffered, though it is one read: a single call of the system ends at 2 GiB.
         with open(path, "rb") as file:  # noqa: PTH123  millions of reads: no object for each
@@ -125,10 +117,6 @@ def read_span(path: str, begin: int, size: int) -> bytes:
 
 
 def need_samples(count: int, what: str) -> None:
-    """Make sure that there is something to pack.
-
-    Raises:
-        UserError: if there is nothing.
-    """
+    """Make sure that there is something to pack."""
     if not count:
         raise UserError(f"{what} holds no samples; there is nothing to pack")

@@ -93,11 +93,7 @@ def expand(pattern: str) -> list[Path]:
 
 
 def open_tars(paths: Sequence[Path], *, on_bad: str) -> Tars:
-    """Return the samples of some tars.
-
-    Raises:
-        UserError: if a tar cannot be read, or holds what is refused under the policy `raise`.
-    """
+    """Return the samples of some tars."""
     skipped: list[Skipped] = []
     groups: dict[str, dict[str, Member]] = {}
     for number, path in enumerate(paths):
@@ -137,11 +133,7 @@ def _members(
 
 @contextmanager
 def _damage_refused(path: Path, on_bad: str, skipped: list[Skipped]) -> Iterator[None]:
-    """Refuse the rest of a tar that is damaged, whatever is raised about it.
-
-    Raises:
-        UserError: if it cannot be read at all, or is compressed.
-    """
+    """Refuse the rest of a tar that is damaged, whatever is raised about it."""
     try:
         yield
     except BadSample:
@@ -240,11 +232,7 @@ def _field(suffix: str, tars: Tars, place: int) -> Field:
 
 
 def _array_field(suffix: str, tars: Tars, place: int) -> Field:
-    """Return the field for arrays like that of the first sample.
-
-    Raises:
-        UserError: if that one cannot be read.
-    """
+    """Return the field for arrays like that of the first sample."""
     field = Field(name=suffix, kind="array", holder="numpy")
     try:
         array = _value(field, tars._bytes(tars.members[0][place]))

@@ -58,12 +58,7 @@ def bounded_by_calls(
 
 
 def kept_at_once(stream: MemoryStream, *, is_in_module: bool = False) -> int:
-    """Return the most bytes of activations that are alive in the last step at any time.
-
-    Args:
-        stream: What was traced.
-        is_in_module: Whether only those count that a module made.
-    """
+    """Return the most bytes of activations that are alive in the last step at any time."""
     last, now, most = stream.steps - 1, 0, 0
     for index, born in stream.events:
         each = stream.allocations[index]

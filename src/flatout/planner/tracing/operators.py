@@ -185,11 +185,7 @@ _RULES: dict[Any, Callable[[OperatorAnswers, Sequence[Any], dict[str, Any]], Any
 
 
 def run_for_real(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the operator's outputs on real zeros of the host: shapes, where none are known.
-
-    Raises:
-        ValueError: if the arguments are too large to be made.
-    """
+    """Return the operator's outputs on real zeros of the host: shapes, where none are known."""
     from torch.utils._pytree import tree_leaves, tree_map
 
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]

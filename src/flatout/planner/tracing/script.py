@@ -106,11 +106,7 @@ class ScriptTracer:
         """The batch of a script in which there is nothing to put another one in the place of."""
 
     def trace(self, asked: TraceRequest) -> MemoryStream:
-        """Return the allocations of the script's first steps.
-
-        Raises:
-            UserError: if it cannot be traced; the text says why.
-        """
+        """Return the allocations of the script's first steps."""
         if self.fixed is not None and asked.batch not in (None, self.fixed):
             raise UserError(_other_batch(asked.batch, self.fixed))
         reply = self._run(asked, asked.device)
@@ -418,12 +414,7 @@ def rank_variables(world_size: int, hosts: int = 1) -> Mapping[str, str]:
 
 
 def explained(error: BaseException, what: str = "the training step") -> str:
-    """Return one line about an exception: the user's line it came from, and what it says.
-
-    Args:
-        error: what was raised.
-        what: of the script did so.
-    """
+    """Return one line about an exception: the user's line it came from, and what it says."""
     from torch._subclasses.fake_tensor import DataDependentOutputException
 
     own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]

@@ -71,7 +71,9 @@ def worst_case(arguments: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
     dataset: Any = arguments.get("dataset")
     sampler = arguments.get("batch_sampler")
     size = None if sampler is None else size_of(sampler)
-    if (sampler is not None and size is None) or not _is_indexed(dataset):
+    kind = type(dataset)
+    is_indexed = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+    if (sampler is not None and size is None) or not is_indexed:
         note(
             "the data set was not looked at for its largest sample (a batch sampler of its own, or "
             "iterable data): planned is the batch that the script drew first"
@@ -105,10 +107,6 @@ def largest(dataset: Any) -> tuple[int | None, int, bool]:
     if not sizes:
         return None, 0, True
     return sizes.index(max(sizes)), len(sizes), len(set(sizes)) == 1
-
-
-def _is_indexed(dataset: Any) -> bool:
-    return hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")
 
 
 @final

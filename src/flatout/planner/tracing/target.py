@@ -18,11 +18,7 @@ from flatout.records.errors import UserError, unknown
 
 
 def load_subject(target: str) -> TrainingStep:
-    """Return the subject that `file.py:name` names: a Task, a Subject, or a function giving one.
-
-    Raises:
-        UserError: if there is none.
-    """
+    """Return the subject that `file.py:name` names: a Task, a Subject, or a function giving one."""
     path, _, name = target.rpartition(":")
     module = load_module(Path(path))
     found = getattr(module, name, None)
@@ -69,11 +65,7 @@ class _Drawn:
         return leading_size(self.first()) or self.task.batch_size
 
     def first(self) -> Any:
-        """Return the first batch of data that brings its own.
-
-        Raises:
-            UserError: if there is none.
-        """
+        """Return the first batch of data that brings its own."""
         for batch in loop.batches_of(replace(self.task, data=lambda: self.data)):
             return batch
         raise UserError(

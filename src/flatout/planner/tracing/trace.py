@@ -173,9 +173,6 @@ def trace(
         steps: Optimizer steps; the first lacks the optimizer's state, so two are the least that
             shows a steady one.
         capability: Compute capability of a pretended CUDA device.
-
-    Raises:
-        UserError: if something cannot be traced; the text says what and where.
     """
     count = subject.batch_size if batch is None else batch
     if type(count) is not int or count < 1:
@@ -436,7 +433,7 @@ class _Training:
         inside = [False]
 
         def changed(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
                 if module is not self.model or inside[0] or self.at[0] is not Phase.FORWARD:
                     return original(module, *args, **kwargs)
                 inside[0] = True

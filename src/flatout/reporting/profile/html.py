@@ -235,13 +235,7 @@ UNIT = re.compile(r"(?<=\d) (%|[mu]?s|[GM]iB)(?![A-Za-z])")
 
 
 def profile_html(profile: Profile, *, workload: str = "train.py", language: str = ENGLISH) -> str:
-    """Return the page: the answer, why, what to type next, the drawings, every table.
-
-    Args:
-        profile: What was measured.
-        workload: What the user would type after `python`.
-        language: One of `flatout.records.messages.LANGUAGES`.
-    """
+    """Return the page: the answer, why, what to type next, the drawings, every table."""
     say = messages(language)
     style = read_text("profile.css")
     name, kind = profile.device_name, profile.device_kind

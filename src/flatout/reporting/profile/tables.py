@@ -58,12 +58,7 @@ RANK_PHASES = ("data_wait", "forward", "backward", "optimizer")
 
 
 def sections(profile: Profile, workload: str) -> tuple[Section, ...]:
-    """Return the report: the answer, why, what to type next, then all that was measured.
-
-    Args:
-        profile: What was measured.
-        workload: What the user would type after `python`.
-    """
+    """Return the report: the answer, why, what to type next, then all that was measured."""
     where = words(
         "headline.where", workload=workload, device=profile.device_name, kind=profile.device_kind
     )

@@ -36,15 +36,7 @@ def render_profile(
     language: str = ENGLISH,
     details: bool = False,
 ) -> str:
-    """Return the report: the answer, the phases, what limits now, the findings, what to type next.
-
-    Args:
-        profile: What was measured.
-        workload: What the user would type after `python`.
-        width: Columns of the terminal.
-        language: One of `flatout.records.messages.LANGUAGES`.
-        details: Whether to show everything, in as many lines as it takes.
-    """
+    """Return the report: the answer, the phases, what limits now, the findings, what to type."""
     say = messages(language)
     parts = {section.name: section for section in sections(profile, workload)}
     lines = _top(parts, say, width)
@@ -65,12 +57,7 @@ def render_partial(
 ) -> str:
     """Return what was seen before a script ended badly; the failure's report says what to do next.
 
-    Args:
-        profile: What was measured by then.
-        workload: What the user would type after `python`.
-        width: Columns of the terminal.
-        language: One of `flatout.records.messages.LANGUAGES`.
-        room: Lines that are left below that report; None to show everything.
+    `room`: the lines that are left below that report; None to show everything.
     """
     say = messages(language)
     parts = {section.name: section for section in sections(profile, workload)}
@@ -169,13 +156,7 @@ def _fact(name: str, text: Text, say: Messages, width: int) -> list[str]:
 def profile_markdown(
     profile: Profile, *, workload: str = "train.py", language: str = ENGLISH
 ) -> str:
-    """Return the report: the answer, why, what to type next, then every table.
-
-    Args:
-        profile: What was measured.
-        workload: What the user would type after `python`.
-        language: One of `flatout.records.messages.LANGUAGES`.
-    """
+    """Return the report: the answer, why, what to type next, then every table."""
     say = messages(language)
     answer, *others = sections(profile, workload)
     title, *warnings, where = (escaped(say.text(text)) for text in answer.sentences)

@@ -42,14 +42,7 @@ def ablation_markdown(
     place: ResultPlace = HERE,
     language: str = ENGLISH,
 ) -> str:
-    """Return the report: the answer, the table, what it does not show, what to do.
-
-    Args:
-        ablation: What the tuning found.
-        changes: The recipe by hand.
-        place: Where the recipe is, for the next command.
-        language: One of `flatout.records.messages.LANGUAGES`.
-    """
+    """Return the report: the answer, the table, what it does not show, what to do."""
     say = messages(language)
     columns = (EVERYTHING[0], "settings", *EVERYTHING[1:])
     points = Facts(rows=tuple(("", text) for text in (*reasons(ablation), ending(ablation))))
@@ -83,14 +76,7 @@ def ablation_html(
     place: ResultPlace = HERE,
     language: str = ENGLISH,
 ) -> str:
-    """Return the page: the answer, the plot, the table, what it does not show, what to do.
-
-    Args:
-        ablation: What the tuning found.
-        changes: The recipe by hand.
-        place: Where the recipe is, for the next command.
-        language: One of `flatout.records.messages.LANGUAGES`.
-    """
+    """Return the page: the answer, the plot, the table, what it does not show, what to do."""
     say = messages(language)
     staged = staged_section(ablation)
     return render(

@@ -98,7 +98,9 @@ def _techniques(ablation: Ablation, say: Messages) -> Iterator[LadderRow]:
             loss_check=say.text(loss_of(row.loss_check)),
             verdict=say.text(verdict_of(row)),
             is_kept=row.verdict in KEPT,
-            times_baseline=so_far * pair.ratio if pair and _has_end(pair) else None,
+            times_baseline=(
+                so_far * pair.ratio if pair and pair.interval[1] <= MAX_RATIO_END else None
+            ),
             whisker=_scaled(pair.interval, so_far) if pair else None,
         )
         if row.verdict is Verdict.KEPT and pair:
@@ -145,10 +147,6 @@ def _is_confirmed(ablation: Ablation) -> bool:
 def _scaled(interval: tuple[float, float], factor: float) -> tuple[float, float] | None:
     low, high = interval
     return (low * factor, high * factor) if high <= MAX_RATIO_END else None
-
-
-def _has_end(pair: Comparison) -> bool:
-    return pair.interval[1] <= MAX_RATIO_END
 
 
 def _with_readings(row: LadderRow, profile: Profile) -> LadderRow:

@@ -30,9 +30,7 @@ class Article:
 def staged_section(ablation: Ablation, article: Article | None = None) -> Section | None:
     """Return the table with its sentences; None where no recipe was proven.
 
-    Args:
-        ablation: What the tuning found.
-        article: Whose figures are put next to those that were measured.
+    The figures of an article, if given, are put next to those that were measured.
     """
     stages = ablation.stages
     if len(stages) < 2:

@@ -64,14 +64,7 @@ def render_ablation(
     Where a recipe was proven, the table is the staged one, and what was not kept is named below it;
     with details both tables are shown.
 
-    Args:
-        ablation: What the tuning found.
-        place: Where the recipe is, for the next command.
-        width: Columns of the terminal. Below what one row needs, a technique takes two rows of the
-            detailed report.
-        details: Whether to show every row with its readings, and everything the table cannot say.
-        language: One of `flatout.records.messages.LANGUAGES`.
-        article: Whose figures are put next to those that were measured.
+    In a terminal that is narrower than a row, a technique takes two rows of the detailed report.
     """
     say = messages(language)
     rows = ladder_rows(ablation, say)
@@ -217,12 +210,7 @@ def render_contrast(
 ) -> str:
     """Return the report: the answer, the numbers of both results, how far to trust them.
 
-    Args:
-        contrast: The two results.
-        baseline: What the user calls the first one.
-        candidate: What the user calls the second one.
-        width: Columns of the terminal.
-        language: One of `flatout.records.messages.LANGUAGES`.
+    `baseline` and `candidate`: what the user calls them.
     """
     say = messages(language)
     one, other, change = (say(f"compare.{name}") for name in ("baseline", "candidate", "change"))

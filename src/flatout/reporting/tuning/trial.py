@@ -72,11 +72,7 @@ def render_failure(
 ) -> str:
     """Return the report: what happened, the script's own last words, what to do next.
 
-    Args:
-        trial: How it ended.
-        workload: What the user would type after `python`.
-        width: Columns of the terminal; the script's own output is never wrapped.
-        language: One of `flatout.records.messages.LANGUAGES`.
+    The script's own output is never wrapped.
     """
     say = messages(language)
     lines = wrapped(_headline(trial, say), width)

@@ -406,13 +406,7 @@ class HandChange:
 def hand_changes(
     recipe: Recipe, technique_class: Callable[[str], type[Technique]], language: str = ENGLISH
 ) -> tuple[HandChange, ...]:
-    """Return the changes of a recipe, in its order.
-
-    Args:
-        recipe: The chosen techniques.
-        technique_class: Finds the class of a technique by its name.
-        language: Of the plain words.
-    """
+    """Return the changes of a recipe, in its order."""
     say = messages(language)
     return tuple(
         HandChange(
@@ -428,10 +422,6 @@ def hand_changes(
 
 def _filled(text: str, settings: Mapping[str, Any]) -> list[str]:
     """Put the settings in for `$name`; a name that is no setting stays as it is."""
-    values = {name: _source(value) for name, value in settings.items()}
+    # Texts go in without quotes, the lines have them.
+    values = {k: v if isinstance(v, str) else repr(v) for k, v in settings.items()}
     return Template(text.strip("\n")).safe_substitute(values).splitlines()
-
-
-def _source(value: Any) -> str:
-    """Return a setting as it is in a script; texts go without quotes, the lines have them."""
-    return value if isinstance(value, str) else repr(value)

@@ -17,7 +17,8 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     model = max(profile.models, key=lambda one: one.experts, default=None)
     if model is None or model.experts < MIN_EXPERTS or not model.expert_parameters:
         return None
-    share = _share(profile, model)
+    # At most this much of forward and backward, by the experts' size.
+    share = profile.share("forward", "backward") * _held(model)
     if share < MIN_SHARE:
         return None
     return Finding(
@@ -36,11 +37,6 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             "expert_parameters": float(model.expert_parameters),
         },
     )
-
-
-def _share(profile: Profile, model: ModelFacts) -> float:
-    """Return the part of forward and backward that the experts take at most, by their size."""
-    return profile.share("forward", "backward") * _held(model)
 
 
 def _held(model: ModelFacts) -> float:

@@ -22,6 +22,10 @@ ADVICE = {
 }
 """What helps, by what is waited for: names of its messages."""
 AT_LINES = ("SYN",)
+KOREAN = """
+{line} ({what}, {n} a step)
+  {line}({what}, 스텝마다 {n}번)
+"""
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

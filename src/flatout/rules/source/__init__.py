@@ -54,11 +54,7 @@ def codes_of_wrong_training(*, of_ranks: bool) -> frozenset[str]:
 
 
 def selected(select: Collection[str], ignore: Collection[str]) -> frozenset[str]:
-    """Return the codes that `select` and `ignore` leave; an entry is a code or its letters.
-
-    Raises:
-        UserError: if an entry is neither.
-    """
+    """Return the codes that `select` and `ignore` leave; an entry is a code or its letters."""
     known = codes()
     groups = {code.rstrip("0123456789") for code in known}
     for entry in (*select, *ignore):
@@ -100,10 +96,7 @@ def fixed_text(text: str, wanted: Collection[str], *, suggested: bool) -> tuple[
 
     What would no longer parse is not written.
 
-    Args:
-        text: The script.
-        wanted: Codes whose fixes are made.
-        suggested: Whether fixes that may change results are made, too.
+    `suggested`: whether fixes that may change results are made, too.
     """
     made = 0
     for _ in range(MAX_ROUNDS):

@@ -120,9 +120,6 @@ def preferring(backend: Backend, call: Callable[..., Any], own: list[int]) -> Ca
         backend: Is asked for first.
         call: Of a model.
         own: Where torch's own order is kept meanwhile.
-
-    Raises:
-        NotApplicable: if the kernel is switched off.
     """
     import torch
 

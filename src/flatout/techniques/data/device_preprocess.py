@@ -211,11 +211,7 @@ def _follow_training(loader: Any) -> None:
 
 
 def _device() -> "torch.device":
-    """Return the training's CUDA device.
-
-    Raises:
-        NotApplicable: if there is none.
-    """
+    """Return the training's CUDA device."""
     import torch
 
     if not torch.cuda.is_available():

@@ -79,36 +79,24 @@ def bucketed(arguments: Mapping[str, Any], *, window: int) -> SimilarLengths:
         NotApplicable: if its order is not a plain shuffle, its samples tell no length, or it is one
             of several ranks that have no order in common.
     """
-    from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+    from torch.utils.data import IterableDataset
 
-    from flatout.data.sampler import check_alone
+    from flatout.data.sampler import plain_shuffle
 
     dataset, batch_sampler = arguments["dataset"], arguments.get("batch_sampler")
     if isinstance(dataset, IterableDataset | list) or not hasattr(dataset, "__len__"):
         raise NotApplicable("only a map-style data set can be drawn by length")
     if isinstance(batch_sampler, SimilarLengths):
         return batch_sampler
-    size, drops = arguments.get("batch_size", 1), bool(arguments.get("drop_last"))
-    sampler = arguments.get("sampler")
-    if batch_sampler is not None:
-        if type(batch_sampler) is not BatchSampler:
-            raise NotApplicable(f"{type(batch_sampler).__name__} makes batches in a way of its own")
-        sampler, size = batch_sampler.sampler, batch_sampler.batch_size
-        drops = batch_sampler.drop_last
-    is_shuffled = bool(arguments.get("shuffle")) or type(sampler) is RandomSampler
-    if not is_shuffled or not isinstance(size, int) or size < 2:
-        raise NotApplicable("the order is not a plain shuffle, so it is kept")
-    if sampler is not None and (sampler.replacement or sampler.num_samples != len(dataset)):
-        raise NotApplicable("the sampler does not draw each sample once")
-    check_alone()
+    asked = plain_shuffle(arguments)
     if start_method() != "fork":
         raise NotApplicable("lengths are counted in forked processes, and this system has none")
     return SimilarLengths(
         _lengths(dataset),
-        batch_size=size,
+        batch_size=asked.batch_size,
         window=window,
-        drop_last=drops,
-        generator=getattr(sampler, "generator", None) or arguments.get("generator"),
+        drop_last=asked.drop_last,
+        generator=asked.generator,
     )
 
 
@@ -125,12 +113,6 @@ Where the training loader is made; with Hugging Face's Trainer `group_by_length=
     학습 로더를 만드는 곳. Hugging Face의 Trainer라면 `group_by_length=True`:
 only a map-style data set can be drawn by length
     맵 스타일 데이터셋만 길이에 따라 뽑을 수 있습니다
-{kind} makes batches in a way of its own
-    {kind}이(가) 자체 방식으로 배치를 만듭니다
-the order is not a plain shuffle, so it is kept
-    단순한 셔플이 아니어서 순서를 그대로 둡니다
-the sampler does not draw each sample once
-    샘플러가 샘플을 한 번씩 뽑지 않습니다
 lengths are counted in forked processes, and this system has none
     길이는 fork한 프로세스에서 세는데, 이 시스템에서는 fork할 수 없습니다
 window={n} must be at least 2: one batch has no neighbours

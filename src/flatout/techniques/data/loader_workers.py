@@ -235,11 +235,7 @@ def is_ours(profile: Profile) -> bool:
 
 
 def check_data_set(arguments: Mapping[str, Any], workers: int) -> None:
-    """Make sure that worker processes would load the same samples.
-
-    Raises:
-        NotApplicable: if they would repeat an iterable data set.
-    """
+    """Make sure that worker processes would load the same samples."""
     from torch.utils.data import IterableDataset
 
     dataset = arguments["dataset"]

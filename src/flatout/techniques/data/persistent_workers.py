@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from flatout.data.proof.changes import find_change, state_of
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.profile import LoaderFacts, Profile
+from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, SourceForm, Technique, process_state
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ By hand this moves the random stream at every epoch's start; flatout's technique
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PersistentWorkers"]:
         """Return the technique when workers are started again in epochs short enough to feel it."""
-        if not any(_restarts(loader) for loader in profile.training_loaders):
+        if all(x.persistent_workers or not x.workers for x in profile.training_loaders):
             return ()
         saved_ms = start_per_step_ms(profile)
         return [cls()] if saved_ms >= MIN_SHARE * profile.step_ms.median else ()
@@ -277,10 +277,6 @@ def start_per_step_ms(profile: Profile) -> float:
     is_fresh = any(x.start_method not in ("", "fork") for x in profile.training_loaders)
     start_ms = profile.epoch_start_ms or (FRESH_START_MS if is_fresh else START_MS)
     return start_ms / profile.epoch_steps if profile.epoch_steps else 0.0
-
-
-def _restarts(loader: LoaderFacts) -> bool:
-    return loader.workers > 0 and not loader.persistent_workers
 
 
 KOREAN = """

@@ -193,11 +193,7 @@ For a data set that gives the same sample each time:
 
 
 def fill_store(dataset: Any, *, limit_s: float) -> None:
-    """Make the samples of a kept data set in forked processes, unless some are there already.
-
-    Raises:
-        NotApplicable: if the script changed the data set: what was kept is not used any more.
-    """
+    """Make the samples of a kept data set in forked processes, unless some are there already."""
     watch = watch_of(dataset)
     if watch.is_changed():
         raise NotApplicable(watch.trouble)
@@ -235,11 +231,7 @@ def kept_share(loaders: Sequence[LoaderFacts], budget_bytes: float) -> float:
 
 
 def check_dataset(dataset: Any) -> None:
-    """Make sure that a data set is map-style and makes its samples when asked.
-
-    Raises:
-        NotApplicable: if it is iterable, or holds its samples in memory already.
-    """
+    """Make sure that a data set is map-style and makes its samples when asked."""
     from torch.utils.data import IterableDataset, TensorDataset
 
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
@@ -253,11 +245,7 @@ def check_dataset(dataset: Any) -> None:
 
 
 def check_workers(arguments: Mapping[str, Any]) -> None:
-    """Make sure that the loader's workers can find what is kept.
-
-    Raises:
-        NotApplicable: if they are spawned where a process cannot open another one's memory.
-    """
+    """Make sure that the loader's workers can find what is kept."""
     if _spawns(arguments) and not can_be_sent():
         raise NotApplicable(NO_WAY)
 

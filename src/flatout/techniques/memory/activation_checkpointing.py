@@ -217,11 +217,7 @@ class RecomputedRegion:
 
 
 def find_groups(model: "torch.nn.Module") -> list[list["torch.nn.Module"]]:
-    """Return the groups of blocks to checkpoint: identical siblings, else the parts of a list.
-
-    Raises:
-        NotApplicable: if there are none, or the script does this itself.
-    """
+    """Return the groups of blocks to checkpoint: identical siblings, else the parts of a list."""
     import torch
 
     from flatout.agent.describe import is_compiled

@@ -173,11 +173,7 @@ def is_plain_fp32(model: ModelFacts) -> bool:
 
 
 def check_root(root: "torch.nn.Module") -> str:
-    """Return the device type of the root's parameters.
-
-    Raises:
-        NotApplicable: if the script chose a precision itself.
-    """
+    """Return the device type of the root's parameters."""
     import torch
 
     floating = [p for p in root.parameters() if p.is_floating_point()]

@@ -50,7 +50,7 @@ def _look(profile: Profile, runner: PassRunner, folder: Path) -> Profile:
     snapshot = SNAPSHOT if _wants_snapshot(profile, runner) else None
     options: dict[str, Any] = {"steps": steps, "keep": folder, "keep_names": (SNAPSHOT,)}
     trial = runner.run(what, _probes(steps, snapshot, listens=True), **options)
-    if not _has_worked(trial):
+    if find_seen(trial, "memory") is None or find_seen(trial, "syncs") is None:
         # Watching every operator is what can go wrong; the rest works without.
         profile = with_note(profile, words("note.detail_again", why=_reason(trial)))
         trial = runner.run(what, _probes(steps, snapshot, listens=False), **options)
@@ -83,10 +83,6 @@ def _probes(steps: int, snapshot: str | None, *, listens: bool) -> Mapping[str, 
     observed = min(OBSERVED_STEPS, steps - UNSEEN_STEPS)
     memory = {"steps": observed, "listens": listens, "snapshot": snapshot}
     return {"memory": memory, "syncs": {"listens": listens}}
-
-
-def _has_worked(trial: Trial) -> bool:
-    return find_seen(trial, "memory") is not None and find_seen(trial, "syncs") is not None
 
 
 def _reason(trial: Trial) -> str:

@@ -12,11 +12,7 @@ STEPS = 4
 
 
 def look(runner: PassRunner) -> Mapping[str, Any]:
-    """Return what the probe saw in a few steps of the workload.
-
-    Raises:
-        UserError: if the script could not be run under the probe; says why.
-    """
+    """Return what the probe saw in a few steps of the workload."""
     trial = runner.run(words("progress.products"), {"products": {}}, steps=STEPS)
     seen = find_seen(trial, "products")
     if seen is None:

@@ -55,11 +55,7 @@ def add(profile: Profile, runner: PassRunner) -> Profile:
 
 
 def check_target(path: Path) -> None:
-    """Refuse a name that no viewer opens, before anything runs.
-
-    Raises:
-        UserError: if it is neither a folder that exists nor a file of a trace.
-    """
+    """Refuse a name that no viewer opens, before anything runs."""
     if path.is_dir() or path.name.endswith((".json", ".json.gz")):
         return
     raise UserError(

@@ -1,7 +1,10 @@
 import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
+from tests.rules.source.training import FILES
 
+SAME_LOSSES = ("loader = DataLoader(TensorDataset(", f"{FILES}loader = DataLoader(Files(")
+IS_ON_GPU = True
 DATASET = """
 import torch
 from PIL import Image

@@ -2,6 +2,7 @@ import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
 
+SAME_LOSSES = ("8, shuffle=True", "8, shuffle=True, num_workers=2")
 HEAD = "from torch.utils.data import DataLoader, TensorDataset, Subset\n"
 
 

@@ -2,6 +2,7 @@ import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
 
+SAME_LOSSES = ("8, shuffle=True", "8, shuffle=True, num_workers=os.cpu_count()")
 HEAD = "import os\nimport multiprocessing as mp\nfrom torch.utils.data import DataLoader\n"
 
 

@@ -2,6 +2,7 @@ import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
 
+NEW_LOSSES = "workers that live on draw their seed once, so later epochs have another order"
 EPOCHS = """
 from torch.utils.data import DataLoader
 loader = DataLoader(

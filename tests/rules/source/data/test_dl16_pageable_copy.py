@@ -2,6 +2,8 @@ import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
 
+SAME_LOSSES = ("", "")
+IS_ON_GPU = True
 LOOP = """
 import torch
 from tqdm import tqdm

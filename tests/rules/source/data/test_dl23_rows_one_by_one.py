@@ -2,6 +2,7 @@ import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
 
+SAME_LOSSES = ("x = table[rows]", "x = torch.stack([table[row] for row in rows])")
 HEAD = "import torch, numpy as np\nimages = torch.zeros(9, 3)\nrows = np.load('rows.npy')\n"
 
 

@@ -2,6 +2,7 @@ import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
 
+NEW_LOSSES = "the loss is divided"
 STEP = """
 import torch
 for i, x in enumerate(loader):

@@ -2,6 +2,7 @@ import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
 
+NEW_LOSSES = "the gradients are cleared"
 LOOP = """
 import torch
 for x in loader:

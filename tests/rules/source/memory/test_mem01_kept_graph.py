@@ -1,7 +1,9 @@
 import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
+from tests.rules.source.training import READ
 
+SAME_LOSSES = (READ, f"{READ}        total += loss\n")
 STEP = """
 import torch
 for x, y in loader:

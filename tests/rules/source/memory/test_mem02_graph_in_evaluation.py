@@ -1,7 +1,9 @@
 import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
+from tests.rules.source.training import EVALUATION, READ
 
+SAME_LOSSES = (READ, READ + EVALUATION)
 EVALUATE = """
 import torch
 {decorator}

@@ -1,5 +1,6 @@
 from tests.rules.source.scenario import codes_in, fixed
 
+NEW_LOSSES = "the epochs after the first train in training mode"
 EPOCHS = """
 import torch
 for epoch in range(3):

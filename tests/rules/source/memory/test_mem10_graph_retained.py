@@ -2,6 +2,7 @@ import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
 
+SAME_LOSSES = ("loss.backward()", "loss.backward(retain_graph=True)")
 STEP = """
 import torch
 for x in loader:

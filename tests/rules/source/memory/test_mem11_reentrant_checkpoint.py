@@ -1,7 +1,9 @@
 import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
+from tests.rules.source.training import CHECKPOINT
 
+SAME_LOSSES = ("model(x), y", f"{CHECKPOINT}(model[1:], model[0](x), use_reentrant=True), y")
 HEAD = "import torch\nimport torch.utils.checkpoint as cp\n"
 
 

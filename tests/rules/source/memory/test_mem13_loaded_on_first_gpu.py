@@ -1,7 +1,9 @@
 import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
+from tests.rules.source.training import LEFT, RANK, SAVED
 
+SAME_LOSSES = ("losses, total", f"{RANK}{SAVED}torch.load(PATH))\n{LEFT}losses, total")
 HEAD = "import torch\nimport torch.distributed as dist\n"
 START = "dist.init_process_group()\n"
 

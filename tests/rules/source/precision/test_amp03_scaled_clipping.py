@@ -1,5 +1,6 @@
 from tests.rules.source.scenario import codes_in, fixed
 
+NEW_LOSSES = "the gradients are clipped at the length that was meant"
 STEP = """
 import torch
 from torch.nn.utils import clip_grad_norm_

@@ -1,6 +1,9 @@
 import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
+from tests.rules.source.training import FORWARD
+
+SAME_LOSSES = (FORWARD, f"        with torch.cpu.amp.autocast():\n    {FORWARD}")
 
 
 @pytest.mark.parametrize(

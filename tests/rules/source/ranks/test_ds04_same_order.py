@@ -2,6 +2,7 @@ import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
 
+NEW_LOSSES = "each epoch gets an order of its own"
 CODE = """
 from torch.utils.data import DistributedSampler
 {name} = DistributedSampler(data{more})

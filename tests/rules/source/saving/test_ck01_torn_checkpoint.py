@@ -1,7 +1,9 @@
 import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
+from tests.rules.source.training import READ
 
+SAME_LOSSES = (READ, f'{READ}    torch.save(model.state_dict(), "last.pt")\n')
 LOOP = """
 import os, torch
 PATH = "last.pt"

@@ -1,4 +1,7 @@
 from tests.rules.source.scenario import codes_in, fixed
+from tests.rules.source.training import SAVED
+
+SAME_LOSSES = ("losses, total", f"{SAVED}torch.load(PATH, weights_only=False))\nlosses, total")
 
 
 def test_unpickling_is_found_and_turned_off():

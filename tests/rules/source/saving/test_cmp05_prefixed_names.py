@@ -1,7 +1,9 @@
 import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
+from tests.rules.source.training import COMPILED
 
+SAME_LOSSES = ("optimizer = ", f"{COMPILED}optimizer = ")
 CODE = "import torch\n{compiled}\ntorch.save({saved}, 'a.pt')\n"
 COMPILED = "net = torch.compile(net, mode='max-autotune')"
 

@@ -1,7 +1,10 @@
 import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
+from tests.rules.source.training import READ
 
+SAME_LOSSES = (READ, f"{READ}        total += loss.item()\n")
+IS_ON_GPU = True
 STEP = """
 import torch
 total = 0.0

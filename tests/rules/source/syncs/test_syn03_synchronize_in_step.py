@@ -1,5 +1,8 @@
 from tests.rules.source.scenario import codes_in, fixed
+from tests.rules.source.training import READ
 
+SAME_LOSSES = (READ, f"{READ}        torch.cuda.synchronize()\n")
+IS_ON_GPU = True
 STEP = """
 import torch{more}
 for step, x in enumerate(loader):

@@ -1,7 +1,10 @@
 import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
+from tests.rules.source.training import READ
 
+SAME_LOSSES = (READ, f"{READ}        torch.cuda.empty_cache()\n")
+IS_ON_GPU = True
 STEP = """
 import torch, gc
 for epoch in range(3):

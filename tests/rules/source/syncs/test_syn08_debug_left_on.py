@@ -2,6 +2,7 @@ import pytest
 
 from tests.rules.source.scenario import codes_in, fixed
 
+SAME_LOSSES = ("losses, total", "torch.autograd.set_detect_anomaly(True)\nlosses, total")
 TRAIN = """
 import torch
 {line}

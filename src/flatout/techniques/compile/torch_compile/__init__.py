@@ -263,11 +263,7 @@ def _call(module: "torch.nn.Module", *args: Any, **kwargs: Any) -> Any:
 
 
 def check_compilable(model: "torch.nn.Module") -> None:
-    """Make sure that nothing of the model is compiled and that this torch can compile.
-
-    Raises:
-        NotApplicable: with the reason.
-    """
+    """Make sure that nothing of the model is compiled and that this torch can compile."""
     import torch
 
     for name, module in model.named_modules():

@@ -54,11 +54,7 @@ class CompileWatch(logging.Handler):
             logging.getLogger(name).removeHandler(self)
 
     def check(self) -> None:
-        """Make sure that the compiler goes on.
-
-        Raises:
-            NotApplicable: if it gave up since this was asked last.
-        """
+        """Make sure that the compiler goes on."""
         reason, self.gave_up = self.gave_up, ""
         if reason:
             raise NotApplicable(f"torch gave up compiling, silently: {reason[:200]}")
@@ -73,11 +69,7 @@ class CompileWatch(logging.Handler):
             self.gave_up = reason.partition("last reason:")[2].strip() or text.splitlines()[0]
 
     def report(self) -> str:
-        """Return what was compiled since; empty where it never began to listen.
-
-        Raises:
-            NotApplicable: if the compiler gave up, went on compiling, or compiled nothing.
-        """
+        """Return what was compiled since; empty where it never began to listen."""
         if self._known is None:
             return ""
         self.end()
@@ -103,9 +95,6 @@ class CompileWatch(logging.Handler):
 
         Args:
             recorded: How many torch recorded; None where it began none.
-
-        Raises:
-            NotApplicable: if torch recorded none because it skipped all of them.
         """
         if not recorded and (recorded is None or self.skipped):
             raise NotApplicable(

@@ -264,11 +264,7 @@ def _sent_batch(dataset: Any, numbers: Sequence[int], device: Any) -> Any:
 
 
 def made(dataset: Any, *, budget_bytes: int, make_s: float) -> Resident:
-    """Return the set, collated once.
-
-    Raises:
-        NotApplicable: if the set changes, does not stack or does not fit.
-    """
+    """Return the set, collated once."""
     from torch.utils.data import TensorDataset
 
     if type(dataset) is not TensorDataset:
@@ -280,11 +276,7 @@ def made(dataset: Any, *, budget_bytes: int, make_s: float) -> Resident:
 
 
 def check_loader(arguments: Mapping[str, Any]) -> None:
-    """Make sure that picking rows gives what the loader would have made.
-
-    Raises:
-        NotApplicable: with the reason why not.
-    """
+    """Make sure that picking rows gives what the loader would have made."""
     from torch.utils import data
 
     dataset = arguments["dataset"]
@@ -298,13 +290,8 @@ def check_loader(arguments: Mapping[str, Any]) -> None:
 
 
 def check_seed(persistent_workers: Any) -> None:
-    """Make sure that the loader draws a seed at the start of each epoch, as one without workers.
-
-    Raises:
-        NotApplicable: if the script asked for persistent workers; a technique's own are no plain
-        True.
-    """
-    if persistent_workers is True:
+    """Make sure that the loader draws a seed at the start of each epoch, as one without workers."""
+    if persistent_workers is True:  # the script's own; what a technique sets is no plain True
         raise NotApplicable(
             "the script's persistent workers draw one seed for all epochs from the random stream, "
             "a loader without workers one for each"
@@ -312,11 +299,7 @@ def check_seed(persistent_workers: Any) -> None:
 
 
 def check_streams() -> None:
-    """Make sure that whoever uses a batch waits for what picks it.
-
-    Raises:
-        NotApplicable: if the script enters CUDA streams of its own.
-    """
+    """Make sure that whoever uses a batch waits for what picks it."""
     if aliases.reason():
         raise NotApplicable(aliases.reason())
 

@@ -39,11 +39,7 @@ class Resident:
         return all(leaf.device == wanted for leaf in leaves_of(self.whole))
 
     def move(self, device: Any, *, budget_bytes: int) -> None:
-        """Put the set on a device; where it lay before its memory is given back.
-
-        Raises:
-            NotApplicable: if it takes more bytes than that.
-        """
+        """Put the set on a device; where it lay before its memory is given back."""
         if self.bytes > budget_bytes:
             raise NotApplicable(_too_big(self.bytes, budget_bytes))
         self.whole = map_leaves(self.whole, lambda leaf: leaf.to(device))

@@ -135,11 +135,7 @@ FILES: DatasetFacts[FindFile] = DatasetFacts()
 
 
 def asking(dataset: Any) -> Ask:
-    """Return what asks for the files of a data set's samples, or for their records in a store.
-
-    Raises:
-        NotApplicable: if neither is known.
-    """
+    """Return what asks for the files of a data set's samples, or for their records in a store."""
     from flatout.data.dataset_matching import find_store, store_behind
 
     if find_store(dataset) is not None:
@@ -148,11 +144,7 @@ def asking(dataset: Any) -> Ask:
 
 
 def files_of(dataset: Any) -> FindFile:
-    """Return what tells the file of a sample.
-
-    Raises:
-        NotApplicable: if no list of the data set names its files.
-    """
+    """Return what tells the file of a sample."""
     found = find_files(dataset)
     if found is None:
         raise NotApplicable("no list of the data set names the files that its samples open")
@@ -191,11 +183,7 @@ def read_ahead(loader: Any, *, batches_ahead: int = 16) -> Iterator[Any]:
 
 
 def check_loader(arguments: Mapping[str, Any]) -> None:
-    """Make sure that numbers may be drawn early and files be asked for.
-
-    Raises:
-        NotApplicable: with the reason why not.
-    """
+    """Make sure that numbers may be drawn early and files be asked for."""
     from torch.utils.data import IterableDataset
 
     if not CAN_ADVISE:

@@ -93,11 +93,7 @@ def packing(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_model(inner: Any) -> str:
-    """Return the attention of a model that is known to tell samples in one row apart.
-
-    Raises:
-        NotApplicable: with the reason why not.
-    """
+    """Return the attention of a model that is known to tell samples in one row apart."""
     name = type(inner).__name__
     if not name.endswith(CAUSAL) or not type(inner).__module__.startswith("transformers."):
         raise NotApplicable(f"{name} is no causal language model of Hugging Face")
@@ -113,11 +109,7 @@ def check_model(inner: Any) -> str:
 
 
 def try_apart(root: Any) -> None:
-    """Make sure that samples in one row do not see each other, by a call of the model.
-
-    Raises:
-        NotApplicable: if they do, or if the call fails.
-    """
+    """Make sure that samples in one row do not see each other, by a call of the model."""
     from flatout.techniques.data.sequence_packing.sample_isolation import keeps_apart
 
     name = type(getattr(root, "module", root)).__name__

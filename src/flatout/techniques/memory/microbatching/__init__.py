@@ -197,16 +197,7 @@ def without_cache(module: "torch.nn.Module", kwargs: dict[str, Any]) -> dict[str
 
 
 def join(outputs: Sequence[Any], size: int, weights: Sequence[float] | None = None) -> Any:
-    """Return one output of those of the parts.
-
-    Args:
-        outputs: of the parts, in order.
-        size: samples of the whole batch.
-        weights: of each part in a tensor without a dimension; None where there is none.
-
-    Raises:
-        ValueError: if a part of them has no batch to be joined along.
-    """
+    """Return one output of those of the parts."""
     import torch
     from torch.utils import _pytree
 

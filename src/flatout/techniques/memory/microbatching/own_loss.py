@@ -48,14 +48,7 @@ class OwnLoss:
     def weights(
         self, call: Callable[..., Any], module: torch.nn.Module, whole: Any, parts: Sequence[Any]
     ) -> list[float] | None:
-        """Return the weight of each part's loss; None where no weights make the batch's.
-
-        Args:
-            call: the model's forward.
-            module: the model.
-            whole: positional and named arguments of the batch.
-            parts: the same of each part.
-        """
+        """Return the weight of each part's loss; None where no weights make the batch's."""
         if not _has_values(parts):
             return _alike(parts)  # a trace of shapes: what the weights are takes no memory
         self._look(call, module, whole, batch_size(parts[0]))

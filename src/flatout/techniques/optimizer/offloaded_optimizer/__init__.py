@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+from flatout.parallel.cost import HOST_BYTES_PER_S, HOST_PASSES
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -26,10 +27,6 @@ TRAVELS = 3
 back."""
 LINK_BYTES_PER_S = 25e9
 """Of PCIe 4.0 with 16 lanes, as copies reach it: assumed; a newer link is faster."""
-HOST_BYTES_PER_S = 50e9
-"""What a host's memory gives a step that reads and writes all once: assumed."""
-HOST_PASSES = 7
-"""Times that Adam's step touches the parameters' size: it reads four tensors and writes three."""
 HOST_SHARE = 0.5
 """Of the host's memory that copies and state may take together."""
 

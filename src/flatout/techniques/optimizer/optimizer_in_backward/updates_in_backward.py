@@ -216,11 +216,7 @@ class _Stepper:
         """The groups' numbers in the first backward that updates; its step compares them."""
 
     def update(self, place: int, parameter: torch.Tensor) -> None:
-        """Step for one parameter and free its gradient.
-
-        Raises:
-            RuntimeError: if it got a gradient since the last step already.
-        """
+        """Step for one parameter and free its gradient."""
         if id(parameter) in self.updated:
             raise RuntimeError(ADDED_UP)
         if not self.first:
