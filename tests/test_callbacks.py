@@ -146,13 +146,10 @@ for _ in range(2):
 def test_what_was_measured_costs_nothing_later_and_its_model_may_go(tmp_path):
     (tmp_path / "train.py").write_text(IN_TURN)
 
-    done = subprocess.run(
-        [sys.executable, "train.py"],
+    done = python(
+        ["train.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
     assert done.returncode == 0, done.stderr

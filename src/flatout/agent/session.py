@@ -71,8 +71,8 @@ class Session:
         self.clock = Clock()
         self.segment = Segment()
         self.segments: list[Segment] = []
-        # Segments by the optimizer that ended them; in `places`, of which there are few, one that is
-        # built again goes on for one that is gone.
+        # Segments by the optimizer that ended them; in `places`, of which there are few, one that
+        # is built again goes on for one that is gone.
         self.counts: dict[int, int] = {}
         self.places: dict[int, int] = {}
         self._roots: list[Callable[[], torch.nn.Module | None]] = []

@@ -217,10 +217,11 @@ def _read_sums_whole() -> None:
     """
     from torch.distributed.tensor import DTensor
 
-    DTensor._op_dispatcher._custom_op_handlers.setdefault(
-        torch.ops.aten._local_scalar_dense.default,
-        lambda read, tensors, _: read(tensors[0].full_tensor()),
-    )
+    def read_whole(op_call: Any, args: Any, kwargs: Any) -> Any:
+        return op_call(args[0].full_tensor(), **kwargs)
+
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    handlers.setdefault(torch.ops.aten._local_scalar_dense.default, read_whole)
 
 
 def _put_in_place(before: dict[str, nn.Parameter], replaced: Mapping[int, nn.Parameter]) -> None:

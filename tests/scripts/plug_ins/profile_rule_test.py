@@ -1,5 +1,6 @@
-from flatout.records.profile import Spread
 from flatout.rules.runtime.uneven_steps import check
+
+from flatout.records.profile import Spread
 from tests.techniques.facts import machine, profile
 
 SPEAKS = profile(step_ms=Spread(median=100.0, p10=90.0, p90=400.0, n=20))

@@ -2,13 +2,13 @@ import subprocess
 import sys
 
 import pytest
-
-from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.flush_denormals import (
     FlushDenormals,
     flush_denormals,
     is_flushing,
 )
+
+from flatout.records.errors import NotApplicable
 from tests.techniques.facts import gpu, machine, model, profile
 
 PROMISE = ("naive_gpt.py", {})

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from typing import Any
 
 from flatout.analysis.source.script import Issue, Script, last_name, names_in, root_name
 from flatout.analysis.source.training import StepPart, runs_every_step, step_parts
@@ -42,15 +43,17 @@ def _drawn(script: Script, part: StepPart) -> set[str]:
     if isinstance(part.node, ast.FunctionDef | ast.AsyncFunctionDef):
         drawn = {each.arg for each in part.node.args.args} - {"self", "tokenizer"}
     else:
-        target = getattr(part.node, "target", None) or ast.Tuple()
-        drawn = {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
+        target = getattr(part.node, "target", None)
+        names = ast.walk(target) if target else ()
+        drawn = {each.id for each in names if isinstance(each, ast.Name)}
     for each in script.within(part.node, ast.Assign):
         # `texts, labels = batch`, `texts = batch["text"]`, `batch = next(batches)`
         is_part = isinstance(each.value, ast.Name | ast.Subscript)
         is_next = isinstance(each.value, ast.Call) and last_name(each.value.func) == "next"
         if is_next or (is_part and root_name(each.value) in drawn):
             drawn |= {n.id for t in each.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-    for inner in script.within(part.node, ast.comprehension, ast.For):
+    loops: Iterator[Any] = script.within(part.node, ast.comprehension, ast.For)
+    for inner in loops:
         if inner is not part.node and drawn & names_in(inner.iter):  # one text after the other
             drawn |= {n.id for n in ast.walk(inner.target) if isinstance(n, ast.Name)}
     return drawn
