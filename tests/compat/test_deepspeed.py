@@ -1,4 +1,4 @@
-"""Why no script is put under DeepSpeed's ZeRO as it is: docs/several-gpus.md rests on these.
+"""Why no script is put under DeepSpeed's ZeRO as it is: docs/deepspeed.md rests on these.
 
 Each habit trains otherwise, and nothing says so. Should one of these fail with a newer DeepSpeed,
 the decision is to be made again.
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         not (FOLDER and Path(FOLDER).is_dir()) and importlib.util.find_spec("deepspeed") is None,
-        reason="DeepSpeed is not installed: docs/several-gpus.md has the command",
+        reason="DeepSpeed is not installed: docs/deepspeed.md has the command",
     ),
 ]
 

@@ -29,7 +29,7 @@ ONLY_RANK = {
     "LOCAL_RANK": "0",
     "WORLD_SIZE": "1",
     "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "0",  # any that is free: no other process has to know it
+    "MASTER_PORT": "0",  # any that is free: nothing else has to know it
 }
 ALL_ELSEWHERE = 1 << 62
 """Shards of which a device keeps none: what is offloaded, in the model of sharded memory."""
