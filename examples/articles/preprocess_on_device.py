@@ -41,9 +41,7 @@ def augment(batch, flips, tops, lefts, colours, size=32):
 
 def one_by_one(batch, flips, tops, lefts, colours, size=32):
     found = []
-    for image, flip, top, left, colour in zip(
-        batch, flips, tops, lefts, colours.T, strict=True
-    ):
+    for image, flip, top, left, colour in zip(batch, flips, tops, lefts, colours.T, strict=True):
         image = image.flip(2) if flip else image
         image = jittered(image[:, top : top + size, left : left + size].float() / 255, *colour)
         found.append((image - mean[:, None, None]) / std[:, None, None])

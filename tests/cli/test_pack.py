@@ -149,9 +149,7 @@ def words_of(text):
     return " ".join(text.split())
 
 
-def test_files_are_copied_in_shuffled_order_and_what_was_counted_is_shown(
-    photos, tmp_path, capsys
-):
+def test_files_are_copied_in_shuffled_order_and_what_was_counted_is_shown(photos, tmp_path, capsys):
     where = ["pack", "--files", photos, str(tmp_path / "a")]
 
     code = call([*where, "--json", f"{tmp_path}/a.json"])

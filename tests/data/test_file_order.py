@@ -1,5 +1,6 @@
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -169,7 +170,7 @@ def test_files_lie_in_the_order_of_their_inodes(tmp_path):
 
     order = lying_order(paths)
 
-    inodes = [os.stat(paths[number]).st_ino for number in order]
+    inodes = [Path(paths[number]).stat().st_ino for number in order]
     assert inodes == sorted(inodes)
     assert sorted(order) == [0, 1, 2, 3]
 
@@ -179,7 +180,7 @@ def test_a_link_lies_where_its_file_is(tmp_path):
         (tmp_path / name).write_text("x")
     (tmp_path / "a").symlink_to(tmp_path / "second")
 
-    inodes = {name: os.stat(tmp_path / name).st_ino for name in ("first", "a")}
+    inodes = {name: (tmp_path / name).stat().st_ino for name in ("first", "a")}
     first, second = lying_order([str(tmp_path / "a"), str(tmp_path / "first")])
 
     assert first == int(inodes["first"] < inodes["a"])

@@ -1,3 +1,5 @@
+from itertools import chain
+
 import pytest
 import torch
 from PIL import Image
@@ -60,7 +62,7 @@ def test_each_sample_comes_once_an_epoch_in_batches_as_asked(pictures, more):
     (first, second), _ = epochs(asked(pictures, **more), BlockOrder())
 
     assert [len(batch) for batch in first] == [4] * 6
-    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(24))
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(24))
     assert first != second
 
 
@@ -120,7 +122,7 @@ def test_a_store_that_another_technique_puts_under_the_loader_is_followed(tmp_pa
     found = [batch[1].tolist() for batch in technique.epoch(built)]
 
     assert built.sampler.arrangement is not before
-    assert sorted(sum(found, [])) == list(range(24))
+    assert sorted(chain(*found)) == list(range(24))
     labels = built.sampler.arrangement.layout.classes
     numbers = built.sampler.arrangement.layout.numbers
     names = [pictures.paths[number].parent.name for number in numbers]
@@ -139,7 +141,7 @@ def test_files_are_not_asked_for_where_a_store_in_another_order_has_their_images
     found = [batch[1].tolist() for batch in technique.epoch(built)]
 
     assert built.sampler.arrangement.layout.ask is len
-    assert sorted(sum(found, [])) == list(range(24))
+    assert sorted(chain(*found)) == list(range(24))
     assert "24 of 24 samples once" in technique.end()
 
 

@@ -1,4 +1,4 @@
-import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,8 +31,7 @@ class Files(Dataset):
         return len(self.paths)
 
     def __getitem__(self, index):
-        with open(self.paths[index], "rb") as file:
-            return len(file.read())
+        return len(Path(self.paths[index]).read_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,7 @@ def test_a_folder_of_sorted_files_is_read_in_blocks_that_mix_like_a_shuffle(sort
     assert found.uneven <= 1.03
     assert unevenness(order * CLASSES // COUNT, 64) < 1.1
     # And the blocks are neighbours on storage: that is what they are for.
-    inodes = np.array([os.stat(path).st_ino for path in sorted_folder])[numbers]
+    inodes = np.array([path.stat().st_ino for path in sorted_folder])[numbers]
     assert (np.diff(inodes.astype(np.int64)) > 0).all()
 
 
@@ -176,7 +175,7 @@ def test_files_that_no_list_names_are_left_alone():
 
 def test_files_that_are_gone_are_left_alone(tmp_path):
     data = Files(sorted(image_folder(tmp_path, count=12).glob("*/*.jpeg")))
-    os.unlink(data.paths[1])
+    Path(data.paths[1]).unlink()
 
     with pytest.raises(NotApplicable, match="cannot be looked at"):
         layout_of(data)
