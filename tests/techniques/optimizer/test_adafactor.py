@@ -4,14 +4,11 @@ import pytest
 import torch
 
 from flatout.records.errors import NotApplicable
-from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.adafactor import Adafactor, mean_size, to_adafactor
-from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
+from tests.techniques.facts import FULL, GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.small_training import in_first_step, network, stepped, train
 
 PROMISE = ("roomy_gpt.py", {})
-
-FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 
 
 def test_it_trains_as_torchs_own_adafactor_from_the_first_step():
