@@ -7,8 +7,15 @@ from flatout.hardware.amd_counters import open_amd
 from flatout.hardware.counters import readings_of
 
 
-class Failure(Exception):  # noqa: N818  stands for AmdSmiException
+class Failure(Exception):  # noqa: N818  stands for AmdSmiException and NVMLError
     pass
+
+
+def fail_with(text):
+    def raise_it(*_):
+        raise Failure(text)
+
+    return raise_it
 
 
 def amdsmi(**changes):

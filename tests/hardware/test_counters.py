@@ -15,10 +15,7 @@ from flatout.hardware.counters import (
     open_sources,
     readings_of,
 )
-
-
-class Failure(Exception):  # noqa: N818  stands for NVMLError
-    pass
+from tests.hardware.test_amd_counters import Failure, fail_with
 
 
 class NVMLError_NotFound(Failure):  # noqa: N801  the library's own name
@@ -36,13 +33,6 @@ def answer(question):
     shares = {2: 61.0, 5: 12.5}
     for metric in question.metrics[: question.numMetrics]:
         metric.value, metric.nvmlReturn = shares[metric.metricId], 0
-
-
-def fail(text):
-    def raise_it(*_):
-        raise Failure(text)
-
-    return raise_it
 
 
 def nvml(**changes):
@@ -89,7 +79,7 @@ def nvml(**changes):
         "nvmlGpmMigSampleGet": lambda handle, instance, sample: sample,
         "nvmlDeviceGetGpuInstanceId": lambda handle: 3,
         "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 0,
-        "nvmlDeviceGetMigDeviceHandleByIndex": fail("Not Found"),
+        "nvmlDeviceGetMigDeviceHandleByIndex": fail_with("Not Found"),
         "nvmlGpmMetricsGet": answer,
     }
     return SimpleNamespace(**parts | changes)
@@ -142,7 +132,7 @@ def test_the_names_that_are_used_exist_in_the_real_library():
 
 
 def test_a_machine_without_a_driver_gives_the_reason(driver):
-    driver(nvmlInit=fail("NVML Shared Library Not Found"))
+    driver(nvmlInit=fail_with("NVML Shared Library Not Found"))
 
     with CounterSampler(open_sources({})) as sampler:
         pass
@@ -174,7 +164,7 @@ def test_one_counter_that_fails_is_missing_with_its_reason_and_the_others_stay(
 ):
     driver()
     sources = open_sources({})
-    monkeypatch.setattr(sys.modules["pynvml"], call, fail(reason))
+    monkeypatch.setattr(sys.modules["pynvml"], call, fail_with(reason))
     if call == "nvmlGpmQueryDeviceSupport":
         sources = open_sources({})  # asked once, when the device is opened
 
@@ -207,7 +197,7 @@ def test_a_gpu_before_hopper_has_no_gpm(driver):
 def test_a_mig_instance_tells_its_own_memory_and_says_what_is_counted_for_the_whole_gpu(driver):
     driver(
         nvmlDeviceIsMigDeviceHandle=lambda handle: handle == "MIG-1",
-        nvmlDeviceGetUtilizationRates=fail("Not Supported"),
+        nvmlDeviceGetUtilizationRates=fail_with("Not Supported"),
         nvmlDeviceGetMemoryInfo=lambda handle, version: SimpleNamespace(
             total=40 if handle == "MIG-1" else 100, used=3, reserved=0
         ),
@@ -226,7 +216,7 @@ def test_the_activity_of_a_mig_instance_is_asked_of_the_whole_gpu_by_its_number(
         nvmlDeviceIsMigDeviceHandle=lambda handle: handle == "MIG-1",
         nvmlDeviceGetDeviceHandleFromMigDeviceHandle=lambda handle: "whole",
         nvmlGpmMigSampleGet=lambda *told: asked.append(told[:2]),
-        nvmlGpmSampleGet=fail("that would be the activity of others too"),
+        nvmlGpmSampleGet=fail_with("that would be the activity of others too"),
     )
 
     found = first_readings({"CUDA_VISIBLE_DEVICES": "MIG-1"})
@@ -301,7 +291,7 @@ def test_a_single_device_by_another_name_than_the_trainings_is_not_taken_for_it(
 
 
 def test_a_mig_instance_that_is_gone_gives_the_reason(driver):
-    driver(nvmlDeviceGetHandleByUUID=fail("Not Found"))
+    driver(nvmlDeviceGetHandleByUUID=fail_with("Not Found"))
 
     assert open_sources({"CUDA_VISIBLE_DEVICES": "MIG-1"}).trouble == "Not Found"
 
@@ -310,7 +300,7 @@ def test_a_counter_that_vanishes_midway_keeps_what_was_seen_and_says_so(driver, 
     driver()
     source = open_sources({}).found[0]
     before = [source.sample(is_full=True) for _ in range(2)]
-    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetPowerUsage", fail("GPU is lost"))
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetPowerUsage", fail_with("GPU is lost"))
 
     found = readings_of([*before, source.sample(is_full=True)])
 

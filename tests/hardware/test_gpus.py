@@ -5,14 +5,7 @@ import pynvml
 import pytest
 
 from flatout.hardware.gpus import Gpu, pci_gpus, read_driver, visible
-from tests.hardware.test_amd_counters import Failure, amdsmi
-
-
-def fail_with(text):
-    def raise_it(*_):
-        raise Failure(text)
-
-    return raise_it
+from tests.hardware.test_amd_counters import Failure, amdsmi, fail_with
 
 
 def memory_info(total, used, reserved=4):
@@ -104,9 +97,7 @@ def test_a_whole_gpu_that_keeps_its_memory_to_itself_hides_no_other(monkeypatch)
 
 
 def test_a_missing_driver_gives_its_reason(monkeypatch):
-    def fail():
-        raise Failure("NVML Shared Library Not Found")
-
+    fail = fail_with("NVML Shared Library Not Found")
     monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlInit=fail))
 
     driver = read_driver()
@@ -207,8 +198,7 @@ def test_compute_gpus_in_the_slots_are_counted_and_display_cards_are_not(tmp_pat
     assert pci_gpus(tmp_path) == 1
 
 
-def no_nvidia():
-    raise Failure("NVML Shared Library Not Found")
+no_nvidia = fail_with("NVML Shared Library Not Found")
 
 
 def test_the_gpus_of_amd_are_read_where_there_are_none_of_nvidia(monkeypatch):

@@ -20,15 +20,10 @@ from flatout.launch.trial_folders import (
 )
 from flatout.launch.trial_process import RANK_LAUNCHER, clean_up_stale_trials
 from flatout.records.errors import UserError
+from tests.launch.test_trial_process import ended_process
 from tests.paths import ROOT
 
 SOURCE = ROOT / "src"
-
-
-def ended_process():
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    return child.pid
 
 
 def test_a_job_that_was_announced_is_found_and_lives(tmp_path):

@@ -4,9 +4,19 @@ from dataclasses import replace
 
 from flatout.records.journey import Pipeline, Stage
 from flatout.records.machine import Device, Machine
-from flatout.records.profile import PHASES, LoaderFacts, ModelFacts, OptimizerFacts, Profile, Spread
+from flatout.records.profile import (
+    PHASES,
+    LoaderFacts,
+    ModelFacts,
+    OptimizerFacts,
+    PeakBytes,
+    Profile,
+    Spread,
+)
 
 GIB = 1024**3
+FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
+"""Of a GPU of 80 GiB."""
 CPU = Device(kind="cpu", name="a CPU", memory_bytes=16 * GIB)
 
 

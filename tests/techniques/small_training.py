@@ -21,6 +21,14 @@ def train(module, stepper, steps=5, scheduler=None):
     return list(module.parameters())
 
 
+def stepped():
+    """Return an optimizer that made a step."""
+    module = network()
+    stepper = torch.optim.AdamW(module.parameters())
+    train(module, stepper, steps=1)
+    return stepper
+
+
 def in_first_step(stepper, change):
     """Change the optimizer where the hook points would: in the global hook of its first step."""
 

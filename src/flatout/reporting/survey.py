@@ -21,25 +21,19 @@ def render_survey(survey: Survey, *, width: int = 80, language: str = ENGLISH) -
     """Return the report: the answer, the table, what it does not show, what to type next."""
     say = messages(language)
     device = survey.baseline.device_name
-    blocks: list[Block | None] = [
+    blocks: tuple[Block, ...] = (
         _headline(survey),
-        None,
         words("tuning.where", workload=survey.workload, device=device),
-        None,
         Table(
             columns=COLUMNS,
             rows=tuple(_row(row) for row in survey.rows),
             details=tuple(_detail(row) for row in survey.rows),
         ),
-        None,
         Facts(rows=tuple(("", text) for text in _notes(survey))),
-        None,
         Next(command=next_command(survey)),
-    ]
-    lines: list[str] = []
-    for block in blocks:
-        lines += terminal_lines(block, say, width) if block is not None else [""]
-    return safe("\n".join(lines), say) + "\n"
+    )
+    shown = ["\n".join(terminal_lines(block, say, width)) for block in blocks]
+    return safe("\n\n".join(shown), say) + "\n"
 
 
 def next_command(survey: Survey) -> str:

@@ -17,12 +17,11 @@ from flatout.techniques.memory.activation_checkpointing import (
     checkpoint_blocks,
     choose_kept,
 )
-from tests.techniques.facts import GIB, gpu, machine, model, profile
+from tests.techniques.facts import FULL, GIB, gpu, machine, model, profile
 from tests.techniques.guarded import checked, played
 from tests.techniques.peaks import peak_bytes
 
 MODES = ("full", "selective", "budget")
-FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 
 
 class Block(nn.Module):

@@ -5,14 +5,11 @@ import torch
 from torch import nn
 
 from flatout.records.errors import NotApplicable
-from flatout.records.profile import PeakBytes
 from flatout.records.readings import Limits
 from flatout.techniques.memory.activation_offload import ActivationOffload, offloaded
-from tests.techniques.facts import GIB, gpu, machine, model, profile
+from tests.techniques.facts import FULL, GIB, gpu, machine, model, profile
 
 PROMISE = "acts on a CUDA device only: memory of a device"
-
-FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 
 
 def network():

@@ -17,11 +17,10 @@ from flatout.techniques.memory.chunked_cross_entropy import (
     table_bytes,
 )
 from flatout.tuning.ranking import Search, rank
-from tests.techniques.facts import GIB, gpu, loader, machine, model, profile
+from tests.techniques.facts import FULL, GIB, gpu, loader, machine, model, profile
 from tests.techniques.guarded import checked, played
 from tests.techniques.peaks import peak_bytes
 
-FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 ROWS, CLASSES = 37, 101
 
 

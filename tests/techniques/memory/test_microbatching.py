@@ -9,12 +9,11 @@ from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.techniques.memory.microbatching import Microbatching, find_coupled, in_parts
 from tests.rules.rank_facts import rank
-from tests.techniques.facts import GIB, gpu, loader, machine, model, profile
+from tests.techniques.facts import FULL, gpu, loader, machine, model, profile
 from tests.techniques.guarded import checked, played
 from tests.techniques.peaks import peak_bytes
 
 Pair = namedtuple("Pair", "logits state")
-FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 
 
 def network(width=64):

@@ -4,14 +4,11 @@ import pytest
 import torch
 
 from flatout.records.errors import NotApplicable
-from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.adafactor import Adafactor, mean_size, to_adafactor
-from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
-from tests.techniques.small_training import in_first_step, network, train
+from tests.techniques.facts import FULL, GIB, gpu, machine, model, optimizer, profile
+from tests.techniques.small_training import in_first_step, network, stepped, train
 
 PROMISE = ("roomy_gpt.py", {})
-
-FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 
 
 def test_it_trains_as_torchs_own_adafactor_from_the_first_step():
@@ -96,13 +93,6 @@ def test_the_size_of_a_group_is_that_of_its_matrices():
     assert mean_size([torch.zeros(2, 2)]) == 1e-3
 
 
-def _stepped():
-    module = network()
-    stepper = torch.optim.AdamW(module.parameters())
-    train(module, stepper, steps=1)
-    return stepper
-
-
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
@@ -110,7 +100,7 @@ def _stepped():
         (lambda: torch.optim.AdamW(network().parameters(), fused=True), "fused"),
         (lambda: torch.optim.AdamW(network().parameters(), amsgrad=True), "amsgrad"),
         (lambda: torch.optim.AdamW(network().parameters(), maximize=True), "maximises"),
-        (_stepped, "made a step"),
+        (stepped, "made a step"),
     ],
 )
 def test_an_optimizer_that_cannot_change_is_left_as_it_is(build, reason):

@@ -5,15 +5,13 @@ import torch
 from torch import nn
 
 from flatout.records.errors import NotApplicable
-from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer import eight_bit_optimizer
 from flatout.techniques.optimizer.eight_bit_optimizer import EightBitOptimizer, to_eight_bits
-from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
+from tests.techniques.facts import FULL, GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.small_training import in_first_step
 
 PROMISE = ("naive_gpt.py", {})
 
-FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 # Torchao's own: its kernels for GPUs, and a tensor class without a hash for the compiler's cache.
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -9,7 +9,7 @@ from flatout.records.errors import NotApplicable
 from flatout.techniques.optimizer.adafactor import Adafactor
 from flatout.techniques.optimizer.fused_optimizer import FusedOptimizer, fuse
 from tests.techniques.facts import machine, optimizer, profile
-from tests.techniques.small_training import network, train
+from tests.techniques.small_training import network, stepped, train
 
 PROMISE = ("naive_gpt.py", {})
 
@@ -248,13 +248,6 @@ def _differentiable():
     return torch.optim.AdamW(network().parameters(), differentiable=True)
 
 
-def _stepped():
-    module = network()
-    stepper = torch.optim.AdamW(module.parameters())
-    train(module, stepper, steps=1)
-    return stepper
-
-
 def _sparse():
     embedding = nn.Embedding(10, 4, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
@@ -277,7 +270,7 @@ def _complex():
         (lambda: torch.optim.AdamW(network().parameters(), foreach=True), "chose"),
         (lambda: OwnStep(network().parameters()), "a step of its own"),
         (_differentiable, "differentiable"),
-        (_stepped, "made a step"),
+        (stepped, "made a step"),
         (_sparse, "sparse"),
         (_complex, "not floating-point"),
         (_damped, "dampening"),

@@ -10,12 +10,11 @@ from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.offloaded_optimizer import OffloadedOptimizer, step_on_host
 from flatout.techniques.optimizer.offloaded_optimizer.host_steps import HostSteps, find_obstacle
-from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
+from tests.techniques.facts import FULL, GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.small_training import in_first_step, network, train
 
 PROMISE = "acts on a CUDA device only: memory of a device"
 
-FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 KINDS = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2),
     "Adam, fused": lambda p: torch.optim.Adam(p, lr=1e-2, fused=True),

@@ -19,10 +19,9 @@ from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward impo
 )
 from tests.paths import ROOT
 from tests.support.programs import python
-from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
+from tests.techniques.facts import FULL, GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
 
-FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 KINDS = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
     "SGD": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),

@@ -9,6 +9,7 @@ from torch import nn
 from flatout.records.errors import NotApplicable
 from flatout.techniques.precision.bf16_autocast import Bf16Autocast, autocast_bf16
 from tests.techniques.facts import CPU, gpu, machine, model, profile
+from tests.techniques.small_training import network
 
 PROMISE = ("naive_gpt.py", {})
 
@@ -22,11 +23,6 @@ class Output:
     logits: torch.Tensor
 
 
-def classifier():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
-
-
 def gradients(network, call):
     x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(32) % 4
@@ -35,7 +31,7 @@ def gradients(network, call):
 
 
 def test_gradients_are_fp32_and_close_to_those_of_fp32():
-    plain = classifier()
+    plain = network()
     lowered = copy.deepcopy(plain)
 
     expected = gradients(plain, plain)
@@ -173,11 +169,11 @@ def test_it_is_not_offered_to_models_of_another_precision(facts):
 
 @pytest.mark.gpu
 def test_it_lowers_the_precision_on_a_gpu():
-    network = classifier().cuda()
+    lowered = network().cuda()
     seen = []
-    network[0].register_forward_hook(lambda _m, _i, output: seen.append(output.dtype))
+    lowered[0].register_forward_hook(lambda _m, _i, output: seen.append(output.dtype))
 
-    output = Bf16Autocast().forward(network, network)(torch.randn(2, 8, device="cuda"))
+    output = Bf16Autocast().forward(lowered, lowered)(torch.randn(2, 8, device="cuda"))
 
     assert seen == [torch.bfloat16]
     assert output.dtype == torch.float32
