@@ -32,7 +32,7 @@ LINES = {
     "parallel": 4_815,
     "planner": 6_724,
     "records": 5_563,
-    "reporting": 5_131,
+    "reporting": 5_125,
     "rules": 293,
     "techniques": 1_780,
     "tuning": 6_173,
