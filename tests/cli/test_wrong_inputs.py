@@ -76,6 +76,8 @@ run --plan other.json train.py
 run --gpus 0 train.py
 run --gpus 2 --ranks 2 train.py
 run --ranks 2 --zero 1 train.py
+run --ranks 2 --offload train.py
+run --with ok.toml --zero 3 --offload train.py
 run --with ok.toml --on-oom pray train.py
 compare broken.json other.json
 compare empty.json empty.json

@@ -55,6 +55,7 @@ def test_the_training_process_reads_it_back():
         ({"dp_replicate": 2, "zero": 4}, "zero=4: give 0, 1, 2 or 3"),
         ({"dp_shard": 2}, "shards nothing with zero=0"),
         ({"zero": 2}, "has nothing to shard over"),
+        ({"dp_shard": 2, "zero": 2, "offload": True}, "what zero=3 shards: give zero=3"),
         ({"dp_shard": 2, "tp": 2, "zero": 1}, "cannot shard what tp split: give zero=2"),
         ({"dp_shard": 2, "pp": 2, "zero": 1}, "cannot shard what pp split: give zero=2"),
         ({"dp_replicate": 2, "dp_shard": 2, "zero": 1}, "give dp_replicate=1, or zero=2"),

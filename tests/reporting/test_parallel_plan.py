@@ -1,5 +1,7 @@
 """Ways to spread a training in words."""
 
+from dataclasses import replace
+
 from flatout.records.messages import messages
 from flatout.records.parallel import ParallelSpec
 from flatout.records.plan import (
@@ -68,6 +70,8 @@ def test_the_next_command_trains_as_advised():
     spec = ParallelSpec(dp_shard=4, zero=3)
 
     assert spread_command(plan(way(spec)), "train.py") == "flatout run --gpus 4 --zero 3 train.py"
+    offloaded = spread_command(plan(way(replace(spec, offload=True))), "train.py")
+    assert offloaded == "flatout run --gpus 4 --zero 3 --offload train.py"
     words = "with [parallel] dp_shard=4 zero=3 in it"
     assert spread_command(plan(way(spec)), "t.py:task").endswith(words)
     assert spread_command(plan(way(spec), ranks=1), "train.py") is None
