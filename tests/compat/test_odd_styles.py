@@ -31,6 +31,7 @@ def put(folder, *names):
         shutil.copy(SCRIPTS / name, folder)
 
 
+@pytest.mark.slow
 def test_a_plan_takes_the_batch_of_the_training_and_not_of_the_evaluation(folder):
     put(folder, "short_epochs.py")
 
@@ -39,6 +40,7 @@ def test_a_plan_takes_the_batch_of_the_training_and_not_of_the_evaluation(folder
     assert (stream.batch, stream.steps) == (96, 1)
 
 
+@pytest.mark.slow
 def test_a_batch_of_more_than_the_data_set_is_told_as_that(folder):
     put(folder, "short_epochs.py")
 
@@ -46,6 +48,7 @@ def test_a_batch_of_more_than_the_data_set_is_told_as_that(folder):
         trace_memory("short_epochs.py", request=TraceRequest(batch=1000))
 
 
+@pytest.mark.slow
 def test_a_plan_survives_what_libraries_ask_of_torch_when_they_are_imported(folder):
     put(folder, "kernel_library.py")
 
@@ -113,12 +116,14 @@ def test_training_in_another_thread_is_told_as_that(folder):
     assert "trains in a thread of its own" in trial.message
 
 
+@pytest.mark.slow
 def test_sizes_that_are_numpy_s_stay_numbers(folder):
     trial = trial_of(folder, "odd_models.py", "numpy sizes")
 
     assert trial.profile.models[0].widest_output == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "is_unseen"), [("another class", True), ("folds", False)])
 def test_a_second_model_of_another_class_is_told_as_not_seen(folder, kind, is_unseen):
     trial = trial_of(folder, "odd_models.py", kind, steps=250)
@@ -139,6 +144,7 @@ def test_a_model_that_trains_in_evaluation_mode_is_a_root(folder):
     assert profile.eval_ms == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "is_said"), [("another class", True), ("folds", False)])
 def test_run_says_that_a_second_model_of_another_class_is_left_as_it_is(
     folder, capfd, kind, is_said

@@ -38,6 +38,7 @@ def with_technique(technique, arguments, change):
     return seen(built, change, passed(technique.epoch), passed(technique.batches))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CHANGES)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("technique", KEEPERS, ids=lambda technique: repr(technique))
@@ -64,6 +65,7 @@ def test_workers_start_anew_when_the_script_changed_its_set(kind):
     assert "in 2 of 3 later epochs" in technique.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("make", [Sized, Counting])
 @pytest.mark.parametrize("technique", KEEPERS, ids=lambda technique: repr(technique))
@@ -117,6 +119,7 @@ def test_workers_that_start_anew_leave_none_behind():
     assert not any(worker.is_alive() for worker in workers)
 
 
+@pytest.mark.slow
 def test_workers_that_start_anew_in_each_epoch_are_no_gain():
     technique = PersistentWorkers()
     built = DataLoader(**technique.loader(asked(Negatives, 2)))
@@ -182,6 +185,7 @@ def test_a_change_within_an_epoch_shows_where_there_are_no_workers():
         assert next(iterator).shape == (5, 3)
 
 
+@pytest.mark.slow
 def test_spawned_workers_read_a_changed_set():
     technique = RamCache()
     arguments = asked(Sized, 1, multiprocessing_context="spawn")

@@ -98,6 +98,7 @@ def three_times(built, walk):
     return [(walk(built), torch.rand(1).item()) for _ in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "walk",
     [

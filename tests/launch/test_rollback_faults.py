@@ -66,8 +66,9 @@ def faulty_rollback(folder, at, how):
     os._exit(0 if count < at else 3)
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
-@pytest.mark.parametrize("how", ["once", "for ever", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("once", marks=pytest.mark.smoke), "for ever", "kill"])
 def test_whichever_call_of_a_rollback_fails_the_next_one_ends_it(tmp_path, how):
     for at in range(1, 400):
         place = tmp_path / str(at)

@@ -10,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from flatout.planner.tracing.training_step import TrainingStep
+from tests.planner.some_at_once import SOME_AT_ONCE
 from tests.support.host_kernels import trace_host
 from tests.support.truth_models import MODELS
 
@@ -73,7 +74,8 @@ def _quiet_peft():
         yield
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOME_AT_ONCE)
 def test_predicts_the_peak_of_a_real_run(name: str) -> None:
     if not is_there(name):
         pytest.skip(f"needs {EXTRAS[name]}")
@@ -84,6 +86,7 @@ def test_predicts_the_peak_of_a_real_run(name: str) -> None:
     assert abs(error) <= WORST
 
 
+@pytest.mark.slow
 def test_predicts_most_peaks_to_a_thousandth() -> None:
     with _quiet_peft():
         errors = [abs(error_of(name)) for name in MODELS if is_there(name)]

@@ -74,6 +74,7 @@ def test_gives_a_script_another_batch(folder):
     assert any(a.shape == (64, 3, 16, 16) for a in stream.allocations)
 
 
+@pytest.mark.slow
 def test_passes_a_script_its_own_arguments(folder):
     assert trace_memory("planned_steps.py", ["--batch", "32"]).batch == 32
 
@@ -95,6 +96,7 @@ def test_names_the_line_at_which_a_script_fails(folder):
 HABITS = ("writes", "saves", "evaluates", "draws", "resumes", "scatters")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("habit", HABITS)
 def test_what_scripts_do_between_their_steps_does_not_end_the_trace(folder, habit):
     save_kept("kept.pt")
@@ -107,6 +109,7 @@ def test_what_scripts_do_between_their_steps_does_not_end_the_trace(folder, habi
     assert "state.pt" not in listing(folder)
 
 
+@pytest.mark.slow
 def test_weights_that_a_script_draws_itself_take_the_place_of_the_module_s(folder):
     stream = trace_memory("planned_own_weights.py")
 
@@ -116,27 +119,32 @@ def test_weights_that_a_script_draws_itself_take_the_place_of_the_module_s(folde
     assert sum(a.size == weight_bytes for a in parameters) == 1
 
 
+@pytest.mark.slow
 def test_a_failure_before_the_second_step_is_no_plan_of_the_first(folder):
     with pytest.raises(UserError, match=r"follows step 1 failed.*planned_habits\.py:\d+: ValueErr"):
         trace_memory("planned_habits.py", ["breaks"])
 
 
+@pytest.mark.slow
 def test_a_failure_before_any_step_is_not_said_to_be_one_of_a_step(folder):
     with pytest.raises(UserError, match=r"before its first step, failed.*kept\.pt"):
         trace_memory("planned_early.py")
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_early_is_refused_with_its_last_words(folder):
     with pytest.raises(UserError, match="exit code 1 and took no training step: give me data"):
         trace_memory("planned_early.py", ["--ends"])
 
 
+@pytest.mark.slow
 def test_says_that_several_gpus_are_planned_as_one(folder):
     stream = trace_memory("planned_pair.py", ["cuda:1"])
 
     assert any("several GPUs" in note for note in stream.notes)
 
 
+@pytest.mark.slow
 def test_says_that_a_script_takes_one_step_only(folder):
     stream = trace_memory("planned_habits.py", ["nothing", "--epochs", "1"])
 
@@ -144,6 +152,7 @@ def test_says_that_a_script_takes_one_step_only(folder):
     assert any("took one step" in note for note in stream.notes)
 
 
+@pytest.mark.slow
 def test_every_one_of_several_optimizers_steps_twice(folder):
     stream = trace_memory("planned_pair.py")
 
@@ -156,6 +165,7 @@ def test_every_one_of_several_optimizers_steps_twice(folder):
     assert min(alive[start:]) > state
 
 
+@pytest.mark.slow
 def test_a_script_without_a_loader_is_not_run_again_for_another_batch(folder, monkeypatch):
     runs = []
     run = script.run_process
@@ -169,6 +179,7 @@ def test_a_script_without_a_loader_is_not_run_again_for_another_batch(folder, mo
     assert len(runs) == 1
 
 
+@pytest.mark.slow
 def test_says_when_a_script_takes_no_step(folder):
     with pytest.raises(UserError, match="took no training step"):
         trace_memory("no_step.py")
@@ -240,6 +251,7 @@ def test_a_recipe_changes_a_scripts_memory(folder):
     assert len(foreach(fused)) < len(foreach(plain))
 
 
+@pytest.mark.slow
 def test_traces_a_task_in_one_process_as_often_as_asked(folder):
     before = listing(folder)
 
@@ -260,6 +272,7 @@ def test_traces_what_a_function_returns_and_a_subject(folder, name, batch):
     assert size_of(stream, Component.PARAMETERS) == 4 * (192 * 256 + 256 + 256 * 10 + 10)
 
 
+@pytest.mark.slow
 def test_a_recipe_changes_a_subjects_memory(folder):
     recipe = Recipe(choices=(Choice(technique="bf16_autocast"),))
 
@@ -284,6 +297,7 @@ def test_goes_on_after_a_step_that_fails(folder):
                 trace(TraceRequest())
 
 
+@pytest.mark.slow
 def test_says_when_the_process_dies(folder):
     with pytest.raises(UserError, match="the tracing process died"):
         trace_memory("planned_task.py:deadly")
@@ -327,6 +341,7 @@ def test_traces_the_model_that_a_configuration_describes(folder):
     assert any(a.module.startswith("transformer.h.1") for a in stream.allocations)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "arguments", "said"),
     [
@@ -356,6 +371,7 @@ def test_a_plan_of_a_configuration_runs_nothing_of_the_current_folder(folder):
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.slow
 def test_a_class_of_tensors_of_the_scripts_own_is_planned_as_plain_tensors_are(folder):
     own = trace_memory("planned_scans.py")
     plain = trace_memory("planned_scans.py", ["--plain"])

@@ -18,6 +18,7 @@ from flatout.records.memory_stream import (
     stream_to_json,
 )
 from tests.paths import ROOT
+from tests.planner.some_at_once import SOME_AT_ONCE
 from tests.support.host_kernels import trace_host
 from tests.support.programs import python
 from tests.support.truth_models import MODELS, Gpt
@@ -239,8 +240,9 @@ def test_a_stream_survives_its_file(traced):
     assert stream_from_json(json.loads(json.dumps(stream_to_json(stream)))) == stream
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SOME_AT_ONCE)
 def test_any_batch_follows_from_two(name):
     pytest.importorskip("peft" if name == "lora" else "torch")
     pytest.importorskip("transformers" if name in ("bert", "gpt2", "vit", "lora") else "torch")

@@ -83,7 +83,10 @@ DRAWING = {
 }
 
 
-@pytest.mark.parametrize("kind", DRAWING)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(x, marks=pytest.mark.slow) if x.endswith("spawned") else x for x in DRAWING],
+)
 def test_what_workers_draw_is_what_new_ones_would_draw(kind):
     technique = PersistentWorkers()
     asked = {"num_workers": 2, "batch_size": 5, "shuffle": True} | DRAWING[kind]
