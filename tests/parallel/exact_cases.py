@@ -13,7 +13,7 @@ from flatout.parallel.task_model import whole_of
 from flatout.parallel.task_training import TaskTraining
 from flatout.records.errors import UserError
 from flatout.records.parallel import ParallelSpec
-from tests.parallel.models import Language, language, starcoder
+from tests.parallel.models import Language, language
 from tests.parallel.specs import SPECS
 
 
@@ -116,17 +116,6 @@ def own_plan():
     plan = {"blocks.*.mlp.up": "colwise", "blocks.*.mlp.gate": "colwise"}
     plan["blocks.*.mlp.down"] = "rowwise"
     return compared(language(), ParallelSpec(tp=2, tp_plan=plan))
-
-
-def brought_plan():
-    """Return the comparison under the plan that a model of Transformers brings, its words tied."""
-    task = language(
-        model=lambda: starcoder().double(),
-        loss=lambda model, batch: cross_entropy(
-            model(batch[0]).logits.flatten(0, 1), batch[1].flatten()
-        ),
-    )
-    return compared(task, ParallelSpec(tp=2))
 
 
 def worst_of(found):

@@ -6,7 +6,7 @@ from tests.parallel.ranks import run_cases
 from tests.parallel.specs import SPECS, world_of
 
 MODULE = "tests.parallel.exact_cases"
-OTHERS = ("uneven_batches", "tied_words", "learning_rates", "own_plan", "brought_plan")
+OTHERS = ("uneven_batches", "tied_words", "learning_rates", "own_plan")
 GRADIENT, PARAMETER = 1e-14, 1e-12
 REFUSALS = {
     "heads": "does not divide",
