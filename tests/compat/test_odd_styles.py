@@ -90,8 +90,8 @@ def test_a_loss_that_is_no_number_is_told(folder):
     assert "the loss was not finite at step 1" in trial.profile.notes
 
 
-@pytest.mark.smoke
 @pytest.mark.slow
+@pytest.mark.measures  # epochs are one training where their steps take as long
 def test_steps_of_an_optimizer_built_anew_in_each_epoch_all_count(folder):
     trial = trial_of(folder, "odd_models.py", "rebuilt", steps=100)
 
