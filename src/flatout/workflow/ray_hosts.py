@@ -25,6 +25,7 @@ POLL_S = 0.1
 REACH_S = 10.0
 END_S = 30.0
 """What a training that is to end has to save its files."""
+DEBUGGER = "PYTHONBREAKPOINT"
 
 
 def run_on_ray(
@@ -60,6 +61,7 @@ def ray_cluster() -> Iterator[Any]:
     except ImportError:
         raise UserError("--ray needs Ray: pip install 'flatout[ray]'") from None
     handler = signal.getsignal(signal.SIGTERM)
+    debugger = os.environ.get(DEBUGGER)
     try:
         _reach(os.environ.get("RAY_ADDRESS", ""))
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
@@ -71,6 +73,10 @@ def ray_cluster() -> Iterator[Any]:
         # Ray's own would end this process before it has cleaned up.
         if handler is not None and signal.getsignal(signal.SIGTERM) != handler:
             signal.signal(signal.SIGTERM, handler)
+        # A breakpoint of the script is the script's: under Ray's own it would wait for ever.
+        os.environ.pop(DEBUGGER, None)
+        if debugger is not None:
+            os.environ[DEBUGGER] = debugger
         yield ray
     finally:
         ray.shutdown()
