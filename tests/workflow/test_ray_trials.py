@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -270,7 +271,8 @@ def test_a_pair_that_is_cancelled_leaves_no_process(elsewhere, workload):
 @pytest.mark.chaos
 def test_a_host_that_dies_while_it_plays_is_told(cluster, elsewhere, workload):
     (workload.folder / "train.py").write_text(LONG)
-    node = cluster.add_node(num_cpus=1)
+    handler = signal.getsignal(signal.SIGTERM)
+    node = cluster.add_node(num_cpus=1)  # which takes the signal
     try:
         with elsewhere(most=3) as hosts:
             for host in hosts.hosts:
@@ -282,6 +284,7 @@ def test_a_host_that_dies_while_it_plays_is_told(cluster, elsewhere, workload):
             _wait_for(lambda: any(map(_is_lost, hosts.hosts)))
             assert sum(map(_is_lost, hosts.hosts)) == 1
     finally:
+        signal.signal(signal.SIGTERM, handler)
         if node in cluster.list_all_nodes():
             cluster.remove_node(node)
     _wait_for(lambda: not trainings_in(workload.folder))
