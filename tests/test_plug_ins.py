@@ -48,7 +48,7 @@ def test_three_new_files_each_are_all_that_a_technique_and_two_rules_need(tmp_pa
     own = [place for place in PLACES.values() if place.startswith("tests/")]
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *own, *LOOKING_AT_ALL],
+        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *own, *LOOKING_AT_ALL],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": str(copy / "src")},
         capture_output=True,
