@@ -23,7 +23,7 @@ LINES = {
     "": 492,
     "agent": 13_900,
     "analysis": 6_458,
-    "cli": 705,
+    "cli": 707,
     "data": 11_368,
     "guard": 1_229,
     "hardware": 2_418,

@@ -72,7 +72,7 @@ def tuned(bench: Bench, parts: Path) -> Ablation:
     if not ablation.recipe.choices:
         raise TrialFailedError("the tuning kept nothing: there is no recipe to train with")
     if None in foretold(ablation).values():
-        raise TrialFailedError("the tuning foretold no time for the whole training")
+        raise TrialFailedError("the tuning predicted no time for the whole training")
     kept.write_text(json.dumps(ablation.to_json()), encoding="utf-8")
     return ablation
 

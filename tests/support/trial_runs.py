@@ -44,7 +44,7 @@ def _trial_of(command, techniques, **options):
 
 
 def run_alone(script, arguments=(), recipe=Recipe(), **options):
-    """Return the trial of one script, beside which nothing lies."""
+    """Return the trial of one script in a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix="flatout-test-")) / "work"
     folder.mkdir()
     shutil.copy(script, folder)

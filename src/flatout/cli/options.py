@@ -150,19 +150,21 @@ json_option = click.option(
 )
 
 
-def file_option(flag: str, told: str, name: str = "") -> Decorator:
+def file_option(flag: str, help_text: str, name: str = "") -> Decorator:
     """Return the option for a file; its argument ends in `_path` if it has no other name."""
-    return click.option(flag, name or f"{flag[2:]}_path", type=PATH, help=told)
+    return click.option(flag, name or f"{flag[2:]}_path", type=PATH, help=help_text)
 
 
-def recipe_option(told: str) -> Decorator:
+def recipe_option(help_text: str) -> Decorator:
     """Return the option for the recipe to run a script with."""
-    return file_option("--with", told, "recipe_path")
+    return file_option("--with", help_text, "recipe_path")
 
 
-def out_option(default: str, told: str) -> Decorator:
+def out_option(default: str, help_text: str) -> Decorator:
     """Return the option for the folder of what is written."""
-    return click.option("--out", type=PATH, default=Path(default), show_default=True, help=told)
+    return click.option(
+        "--out", type=PATH, default=Path(default), show_default=True, help=help_text
+    )
 
 
 def budget_option(default: str) -> Decorator:
@@ -170,14 +172,14 @@ def budget_option(default: str) -> Decorator:
     return _time_option("--budget", default, f"Time: 90s, {default}, 1h.")
 
 
-def limit_option(told: str) -> Decorator:
+def limit_option(what: str) -> Decorator:
     """Return the option for the time that a command may take; its argument is `limit_s`."""
-    return _time_option("--limit", "5m", f"Time for {told}: 90s, 10m, 1h.", "limit_s")
+    return _time_option("--limit", "5m", f"Time for {what}: 90s, 10m, 1h.", "limit_s")
 
 
-def _time_option(flag: str, default: str, told: str, *names: str) -> Decorator:
+def _time_option(flag: str, default: str, help_text: str, *names: str) -> Decorator:
     return click.option(
-        flag, *names, default=default, callback=seconds, show_default=True, help=told
+        flag, *names, default=default, callback=seconds, show_default=True, help=help_text
     )
 
 

@@ -73,7 +73,7 @@ def ray_cluster() -> Iterator[Any]:
         # Ray's own would end this process before it has cleaned up.
         if handler is not None and signal.getsignal(signal.SIGTERM) != handler:
             signal.signal(signal.SIGTERM, handler)
-        # A breakpoint of the script is the script's: under Ray's own it would wait for ever.
+        # Ray sets its own debugger, in which a breakpoint of the script would never return.
         os.environ.pop(DEBUGGER, None)
         if debugger is not None:
             os.environ[DEBUGGER] = debugger
