@@ -102,6 +102,7 @@ def test_the_version_is_told(capsys, flag):
         (["measure"], "Missing argument 'SCRIPT'"),
         (["measure", "nosuch.py"], "there is no script nosuch.py"),
         (["run", "train.py"], "run needs a recipe, as in: flatout run --with recipe.toml"),
+        (["run", "--zero", "3", "--offload", "train.py"], "--zero and --offload need --gpus or"),
         (["run", "--with", "no.toml", "nosuch.py"], "there is no script nosuch.py"),
         (["compare", "a.json", "b.json"], "there is no file a.json"),
         (["tune", "--only", "loader_wrkers", "x.py"], "did you mean 'loader_workers'?"),

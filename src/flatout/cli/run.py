@@ -114,15 +114,15 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     )
 
     spread = asked_ranks(gpus, ranks, is_here=not (slurm_path or on_ray))
+    if spread is None and (hosts > 1 or rendezvous or slurm_path or on_ray or zero or offload):
+        raise UserError(
+            "--hosts, --rendezvous, --slurm, --ray, --zero and --offload need --gpus or --ranks"
+        )
     asks = recipe_path or plan_path or record or spread
     if not asks and on_oom == "stop":
         raise UserError(
             f"run needs a recipe, as in: flatout run --with recipe.toml {target}; "
             f"'flatout tune {target}' writes one"
-        )
-    if spread is None and (hosts > 1 or rendezvous or slurm_path or on_ray or zero or offload):
-        raise UserError(
-            "--hosts, --rendezvous, --slurm, --ray, --zero and --offload need --gpus or --ranks"
         )
     if on_ray and (slurm_path or rendezvous):
         raise UserError("--ray finds the hosts itself: leave out --slurm and --rendezvous")

@@ -8,6 +8,8 @@ from flatout.records.units import format_ms, format_share
 MIN_SHARE = 0.5
 """Of the slow steps: below, steps of one kind differ as much."""
 KOREAN = """
+Steps take very different times.
+  스텝마다 걸리는 시간이 크게 다릅니다.
 steps take very different times
   스텝마다 걸리는 시간이 크게 다릅니다
 one step in ten takes {slow} or more, half of them {median} or less ({share} of it)

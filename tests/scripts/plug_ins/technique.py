@@ -21,6 +21,8 @@ COMPUTING = ("forward", "backward", "optimizer")
 SPEEDUP = 1.02
 """Of the computing: assumed. Most trainings have no such numbers, and no profile counts them."""
 KOREAN = """
+Compute with zero in place of numbers that are too small.
+  너무 작은 수를 0으로 두고 계산합니다.
 Have the CPU take numbers that are too small for a full mantissa as zero
   가수를 다 쓰지 못할 만큼 작은 수를 CPU가 0으로 다루게 합니다
 At the start of the script:
