@@ -13,7 +13,7 @@ from flatout.records.readings import Limits
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Outcome, Trial
 from flatout.tuning.passes import PassRunner, ceilings
-from flatout.tuning.passes.ceilings import ceilings_of, with_peaks
+from flatout.tuning.passes.ceilings import MOST_REPEATS, ceilings_of, with_peaks
 from flatout.workflow.measure import measure
 from tests.benchmarks.made_up import a_profile
 from tests.paths import ROOT
@@ -39,13 +39,6 @@ def measured(script, *arguments, closer=()):
     )
 
 
-@pytest.fixture(autouse=True)
-def measured_anew(request):
-    """A test that runs again does not look at what spoilt it the first time."""
-    if getattr(request.node, "execution_count", 1) > 1:
-        measured.cache_clear()
-
-
 @pytest.mark.slow
 def test_foreseen_gain_is_what_free_data_really_give():
     # How close it comes, with decoded data and with workers too, is what `make bench` asks.
@@ -53,6 +46,8 @@ def test_foreseen_gain_is_what_free_data_really_give():
 
     free = measured("slow_legs.py", "sleep", "--free").profile
 
+    if free.invalid or any("other work disturbed" in note for note in foreseen.notes):
+        pytest.skip("other work never left the cores alone")
     assert foreseen.ceilings.is_measured, foreseen.notes
     really = foreseen.whole_step_ms / free.whole_step_ms
     assert really > 1.5
@@ -243,10 +238,22 @@ def test_a_wait_that_a_slowed_run_does_not_show_is_no_ceiling_of_one(monkeypatch
 def test_ceilings_of_disturbed_runs_are_not_measured(monkeypatch):
     busy = waiting(invalid=("other processes used 40 % of the cores",))
 
-    found = with_runs_of(monkeypatch, waiting(), waiting(step_ms=6.4, wait_ms=0.0), busy)
+    found = with_runs_of(
+        monkeypatch, waiting(), waiting(step_ms=6.4, wait_ms=0.0), *[busy] * (1 + MOST_REPEATS)
+    )
 
     assert not found.ceilings.is_measured
     assert any("other processes used 40 % of the cores" in note for note in found.notes)
+
+
+def test_a_disturbed_run_is_repeated(monkeypatch):
+    busy = waiting(step_ms=30.0, invalid=("other processes used 40 % of the cores",))
+    free = waiting(step_ms=6.4, wait_ms=0.0)
+
+    found = with_runs_of(monkeypatch, busy, waiting(), busy, free, waiting())
+
+    assert found.ceilings.is_measured
+    assert found.ceilings.free_data == pytest.approx(10 / 6.4)
 
 
 def test_ceilings_of_quiet_runs_are_measured(monkeypatch):
