@@ -18,3 +18,13 @@ def test_the_parts_of_a_loss_add_up_however_many_they_are(parts):
 
     assert sum(session.segment.losses) == pytest.approx(6.0)
     assert len(session.segment.losses) <= MAX_LOSS_TERMS
+
+
+@pytest.mark.parametrize("loss", [torch.ones(2), torch.tensor(1 + 2j)])
+def test_what_is_no_real_scalar_is_no_loss_and_that_is_said(loss):
+    session = Session(TrialSpec())
+
+    _Backward(session).saw_loss(loss)
+
+    assert session.segment.losses == []
+    assert session.errors == ["backward on a tensor that is no real scalar: no loss recorded"]

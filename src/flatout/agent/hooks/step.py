@@ -162,8 +162,8 @@ class _Backward:
         loss = tensors if isinstance(tensors, self.torch.Tensor) else None
         if loss is None and len(tensors) == 1:
             loss = tensors[0]
-        if loss is None or loss.numel() != 1:
-            self.session.note_error("backward on a tensor that is no scalar: no loss recorded")
+        if loss is None or loss.numel() != 1 or loss.is_complex():
+            self.session.note_error("backward on a tensor that is no real scalar: no loss recorded")
             return
         loss = self.unscaled.get(loss, loss)
         # A closure that the optimizer calls again gives the same samples' loss at other parameters.
