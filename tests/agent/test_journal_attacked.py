@@ -352,6 +352,40 @@ def test_a_second_trial_does_not_begin_to_move_files_where_one_is_at_work(tmp_pa
     assert listing(work) == reference(tmp_path)
 
 
+def test_trials_that_compile_do_not_wait_for_each_other(tmp_path):
+    # A compiler writes into a new folder, which the script then removes, as all temporary ones.
+    work = filled(tmp_path)
+    body = "os.mkdir('{0}'); os.system('echo x > {0}/f'); shutil.rmtree('{0}')"
+    (tmp_path / "trial").mkdir()
+    (tmp_path / "trial-b").mkdir()
+    waiting = body.format("t1") + "; print('ready', flush=True); time.sleep(60)"
+    first = subprocess.Popen(command(tmp_path, waiting), cwd=work, stdout=subprocess.PIPE)
+    try:
+        first.stdout.readline()
+        argv = command(tmp_path, body.format("t2"))
+        argv[-2] = str(tmp_path / "trial-b")
+        second = subprocess.run(argv, cwd=work, capture_output=True, text=True, check=False)
+    finally:
+        first.kill()
+        first.communicate()
+    rollback(tmp_path / "trial-b")
+    rollback(tmp_path / "trial")
+
+    assert second.returncode == 0, second.stderr
+    assert listing(work) == reference(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["n", "m"])
+def test_a_new_folder_into_which_an_original_went_is_noted_alongside_it(tmp_path, name):
+    work = filled(tmp_path)
+    body = f"os.mkdir('n'); os.rename('old', 'n/old'); os.rename('n', '{name}')\n"
+
+    ran(tmp_path, f"{body}shutil.rmtree('{name}')")
+
+    (alongside,) = work.glob(f"{journal_file.BESIDE}*")
+    assert f'["tree", "{work}/{name}"' in alongside.read_text()
+
+
 BOTH_WRITE = {
     "a new file that both make": ("Path('f').write_text('a')", "Path('f').write_text('b')"),
     "a file that one moved to another folder": (

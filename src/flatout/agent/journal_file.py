@@ -97,8 +97,13 @@ class JournalWriter:
         if copy is not None and kind in ("made", "gone"):
             self._append(copy, line, path)
 
-    def note_original(self, kind: str, path: str, other: str, number: float = 0) -> None:
+    def note_original(
+        self, kind: str, path: str, other: str, number: float = 0, *, is_new: bool = False
+    ) -> None:
         """Write an entry on an original, and wait until it is on the disk.
+
+        Of what is new with this trial no copy lies alongside it: without the journal nothing of the
+        user's would be missing, and in the folder for temporary files other trials need theirs.
 
         Only these entries wait for the disk, once each: without them no one would know which name
         an original had. A lost note of a new file costs nothing but that the file stays, and a
@@ -112,7 +117,7 @@ class JournalWriter:
             self._claim(other)
         line = _line(kind, path, other, number)
         self._append(self.main, line, path)
-        copy = self._beside(str(Path(path).parent))
+        copy = None if is_new else self._beside(str(Path(path).parent))
         try:
             if copy is not None:
                 self._append(copy, line, path)

@@ -91,6 +91,8 @@ class _Hook:
         self.made: dict[str, int | None] = {}
         # Files that the script is about to make: their inode is noted at the next event.
         self.pending: dict[str, int] = {}
+        # Where originals are that were renamed.
+        self.moved_in: list[str] = []
         self.heartbeat = _open_heartbeat(folder)
         self.numbers = itertools.count()
         self.thread = threading.local()
@@ -255,6 +257,7 @@ class _Hook:
                 self.made[source] = GONE
         else:
             self.journal.note_original("renamed", source, target, inode)
+            self.moved_in.append(target)
             if not moves_folder:  # another program has put it there
                 self.made.pop(source, None)
             self.pending.pop(target, None)
@@ -322,10 +325,15 @@ class _Hook:
         self.made[path] = None
 
     def _move_tree(self, path: str) -> None:
-        """Rename a folder and leave an empty one, so that there is something to remove."""
+        """Rename a folder and leave an empty one, so that there is something to remove.
+
+        In one that was made here a compiler, say, has left what it made.
+        """
         aside = self._aside(path)
         since = time.time() - CLOCK_SLACK_S
-        self.journal.note_original("tree", path, aside, since)
+        holds_originals = any(is_at_or_below(place, path) for place in self.moved_in)
+        is_new = path in self.made and not holds_originals
+        self.journal.note_original("tree", path, aside, since, is_new=is_new)
         try:
             if is_at_or_below(str(Path.cwd()), path):
                 raise OSError("our working folder would be renamed with it")
