@@ -63,6 +63,8 @@ class Session:
     """Whether an optimizer stepped inside the backward that runs."""
     feedings = 0
     """Training calls with batches, those that were drawn before them or other ones."""
+    steps: Any = None
+    """What listens to the optimizers; kept by their hook point."""
 
     def __init__(self, spec: TrialSpec, techniques: Iterable[Technique] = ()) -> None:
         self.spec = spec

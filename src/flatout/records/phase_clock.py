@@ -11,6 +11,8 @@ from collections.abc import Callable
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, OTHER, EVAL, SAVE = range(7)
 NAMES = ("data_wait", "forward", "backward", "optimizer", "other", "eval", "save")
 """Names of the phases the clock keeps. `eval` and `save` never belong to a training step."""
+OF_MODELS = frozenset({FORWARD, BACKWARD, EVAL})
+"""In these a model's call is no outermost one."""
 
 
 class Clock:

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import orthogonal, spectral_norm
 from torch.optim.swa_utils import AveragedModel
 
 from flatout.agent import patching
-from flatout.agent.hooks.model import _Roots, kin_of
+from flatout.agent.hooks.model import Roots, kin_of
 from flatout.agent.hooks.optimizer import _Steps
 from flatout.agent.samples import is_rehearsed, leading_size
 from flatout.agent.session import Session
@@ -43,7 +43,7 @@ def trained(*techniques, calls=1):
     """Return the session of a model that was called in training, and what it gave."""
     session = Session(TrialSpec(mode="measure"), techniques)
     net = nn.Linear(8, 4)
-    _Roots(session).consider(net, nn.Module.__call__)
+    Roots(session).consider(net, nn.Module.__call__)
     run = session.training_calls[id(net)]
     given = [run(torch.ones(2, 8)) for _ in range(calls)]
     assert session.errors == []
@@ -59,7 +59,7 @@ def facts_of(session):
 def test_an_evaluation_with_gradients_is_counted_and_one_without_is_not():
     session = Session(TrialSpec(mode="measure"), ())
     net = nn.Linear(8, 4)
-    roots = _Roots(session)
+    roots = Roots(session)
     roots.consider(net, nn.Module.__call__)
     net.eval()
 
@@ -110,7 +110,7 @@ def test_a_model_that_no_technique_changes_is_called_without_a_detour():
     session = Session(TrialSpec(mode="measure"))
     net = nn.Linear(8, 4)
 
-    _Roots(session).consider(net, nn.Module.__call__)
+    Roots(session).consider(net, nn.Module.__call__)
 
     assert session.training_calls[id(net)].args == (net,)
 
@@ -119,7 +119,7 @@ def test_what_computes_a_weight_is_no_root(monkeypatch):
     monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
     session = Session(TrialSpec(mode="measure"))
     session.optimizer_count = 1
-    _Roots(session).install()
+    Roots(session).install()
 
     net = nn.Sequential(orthogonal(nn.Linear(8, 8)), spectral_norm(nn.Linear(8, 4)))
     assert net[0].weight.shape == (8, 8)  # computed outside of any model's call
@@ -179,7 +179,7 @@ def test_the_real_run_keeps_no_model_that_the_script_lets_go(monkeypatch, techni
     monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
     session = Session(TrialSpec(mode="run"), techniques)
     session.optimizer_count = 1
-    roots = _Roots(session)
+    roots = Roots(session)
     roots.install()
     net = Attention().train()
     trained_before = weakref.ref(net)
@@ -201,7 +201,7 @@ def test_the_real_run_keeps_no_model_that_the_script_lets_go(monkeypatch, techni
 def test_what_is_measured_is_kept_to_the_end():
     session = Session(TrialSpec(mode="measure"))
     net = nn.Linear(8, 4)
-    _Roots(session).consider(net, nn.Module.__call__)
+    Roots(session).consider(net, nn.Module.__call__)
     alive = weakref.ref(net)
 
     del net
@@ -214,7 +214,7 @@ def test_what_is_measured_is_kept_to_the_end():
 def test_a_later_model_is_noted_as_unseen_though_the_first_is_gone():
     session = Session(TrialSpec(mode="run"))
     net = nn.Linear(8, 4)
-    _Roots(session).consider(net, nn.Module.__call__)
+    Roots(session).consider(net, nn.Module.__call__)
     session.knows_roots = True
 
     del net
@@ -264,7 +264,7 @@ def session(request):
     before = set(patching.patches())
     session = Session(TrialSpec(mode=getattr(request, "param", "measure")))
     session.optimizer_count = 1  # one that is gone: what is called trains
-    _Roots(session).install()
+    Roots(session).install()
     yield session
     for patch in set(patching.patches()) - before:
         patch.undo()

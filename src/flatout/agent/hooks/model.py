@@ -9,6 +9,7 @@ from typing import Any
 
 from flatout.agent import patching
 from flatout.agent.describe import describe, is_compiled
+from flatout.agent.hooks.compiled_functions import CompiledFunctions
 from flatout.agent.samples import is_rehearsed, leading_size
 from flatout.agent.session import Session
 from flatout.agent.training_device import follow
@@ -27,11 +28,9 @@ NARROW_ANYWAY = 20
 def install(session: Session) -> None:
     """Find the roots and put the recipe around their training calls."""
     follow(session)
-    _Roots(session).install()
-
-
-INSIDE = frozenset({phases.FORWARD, phases.BACKWARD, phases.EVAL})
-"""Phases in which a model call is no outermost one."""
+    roots = Roots(session)
+    roots.install()
+    CompiledFunctions(roots).install()
 
 
 def _note_compiler(module: Any, facts: dict[str, Any], name: str) -> None:
@@ -43,6 +42,11 @@ def _note_compiler(module: Any, facts: dict[str, Any], name: str) -> None:
 def _call_found(original: Callable[..., Any], root: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Call a module that a weak reference leads to: whoever calls it has it."""
     return original(root(), *args, **kwargs)
+
+
+def _called(function: Callable[..., Any], _: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function as a method of what calls it."""
+    return function(*args, **kwargs)
 
 
 def wrapped(module: Any) -> Iterator[Any]:
@@ -82,7 +86,7 @@ def _is_compiled(module: Any) -> bool:
     return is_wrapped or getattr(module, "_compiled_call_impl", None) is not None
 
 
-class _Roots:
+class Roots:
     """The set of root modules, in order of their first training call."""
 
     def __init__(self, session: Session) -> None:
@@ -104,6 +108,10 @@ class _Roots:
         self.trains_in_eval: set[int] = set()
         self.asked = 0
         """Identity of the module that was called last in evaluation mode with gradients on."""
+        self.compiled: Callable[..., Any] | None = None
+        """The compiled function that is called in the place of a root."""
+        self.in_functions: set[int] = set()
+        """Identities of the roots that compiled functions call."""
         self.is_inside = False
         """Whether a root's training call runs in a skipped step, which the clock does not show."""
         self.shapes: dict[int, set[Any]] = {}
@@ -114,6 +122,7 @@ class _Roots:
         self.count_samples = session.quietly(self._count_samples)
 
     def install(self) -> None:
+        """Look at every module's call until the roots are known."""
         self.discovery = patching.wrap(self.torch.nn.Module, "__call__", self._discovering)
         self.session.on("stop", self.discovery.undo)
         self.session.on("segment", self.narrow)
@@ -125,7 +134,9 @@ class _Roots:
 
         @functools.wraps(original)
         def discover(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or get_ident() != session.thread or session.clock.stack[-1] in INSIDE:
+            if is_compiling() or get_ident() != session.thread:
+                return original(module, *args, **kwargs)
+            if session.clock.stack[-1] in phases.OF_MODELS:
                 return original(module, *args, **kwargs)
             return self.outermost(module, original, args, kwargs)
 
@@ -317,11 +328,49 @@ class _Roots:
             return functools.partial(original, module)
         return functools.partial(_call_found, original, weakref.ref(module))
 
+    def add_compiled(self, module: Any) -> None:
+        """Make a module a root that a compiled function calls, and note that it is compiled."""
+        if id(module) in self.calls:
+            return
+        self.consider(module, self._call_or_function)
+        if id(module) in self.calls:
+            self.in_functions.add(id(module))
+            self.session.model_facts[self.numbers[id(module)]]["is_compiled"] = True
+
+    def _call_or_function(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a root that a compiled function calls, or that function in its place."""
+        if self.compiled is not None:
+            return self.compiled(*args, **kwargs)
+        return type(module).__call__(module, *args, **kwargs)
+
+    def through(
+        self,
+        function: Callable[..., Any],
+        root: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a compiled function as a call of its root."""
+        session, run = self.session, self.calls[id(root)]
+        has_graph = self.torch.is_grad_enabled() and not self.torch.is_inference_mode_enabled()
+        if not (has_graph and (root.training or id(root) in self.trains_in_eval)):
+            call = functools.partial(_called, function)
+            return self.evaluate(root, call, args, kwargs, has_graph=has_graph)
+        before, self.compiled = self.compiled, function
+        self.is_inside = bool(session.sampler.skips_left)
+        try:
+            if self.is_inside:
+                return run(*args, **kwargs)
+            return self.train(root, run, args, kwargs)
+        finally:
+            self.compiled, self.is_inside = before, False
+
     def forget(self, root: int, inner: set[int]) -> None:
         """Forget a root that is gone: others may be given its and its parts' addresses."""
         self.calls.pop(root, None)
         self.numbers.pop(root, None)
         self.trains_in_eval.discard(root)
+        self.in_functions.discard(root)
         self.inner -= Counter(inner)
 
     def change(self, module: Any, facts: dict[str, Any]) -> None:
@@ -346,6 +395,8 @@ class _Roots:
 
         def first(*args: Any, **kwargs: Any) -> Any:
             describe_again()
+            if self.compiled is not None:
+                facts["is_compiled"] = True
             return call(*args, **kwargs)
 
         return patching.at_first_call(call, first)
@@ -389,7 +440,7 @@ class _Roots:
         def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_tracing() or get_ident() != session.thread or self.is_inside:
                 return inherited(module, *args, **kwargs)
-            if session.clock.stack[-1] in INSIDE:
+            if session.clock.stack[-1] in phases.OF_MODELS:
                 return inherited(module, *args, **kwargs)
             run = calls.get(id(module))
             if run is None or not (sampler.skips_left and module.training and is_grad_enabled()):

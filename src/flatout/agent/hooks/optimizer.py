@@ -60,7 +60,8 @@ def install(session: Session) -> None:
     """Listen to every optimizer built from now on and transform it before its first step."""
     from torch.optim import optimizer
 
-    _Steps(session).install(optimizer)
+    session.steps = _Steps(session)
+    session.steps.install(optimizer)
 
 
 class _Steps:
