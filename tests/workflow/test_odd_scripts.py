@@ -1,9 +1,15 @@
 """Scripts off the beaten track: own update rules, odd batches, endings in the middle."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from flatout.records.trial import Outcome
-from tests.support.trial_runs import profile_of, trial_of
+from flatout.tuning.guard_checker import GuardChecker
+from flatout.tuning.trial_runner import TrialRunner
+from tests.support.programs import workload_of
+from tests.support.trial_runs import copy_scripts, machine, profile_of, recipe_of, trial_of
 
 pytestmark = pytest.mark.slow
 
@@ -81,6 +87,32 @@ def test_optimizers_that_step_inside_backward_make_one_step_of_each(place):
     assert profile.samples_per_step == 6
     assert profile.epoch_steps == 16
     assert len(profile.optimizers) == 4
+
+
+@pytest.mark.parametrize("part", ["loss", "step", "whole"])
+def test_what_runs_in_a_function_that_the_script_compiles_is_seen(part):
+    profile = profile_of(f"compiled_functions.py {part}")
+
+    phases = profile.phases_ms
+    assert phases["forward"] > 0
+    assert (phases["optimizer"] > 0, phases["backward"] > 0) == (part != "whole",) * 2
+    assert phases["other"] < 0.5 * profile.step_ms.median
+    assert profile.backwards_per_step == profile.batches_per_step == 1
+    assert profile.samples_per_step == 6
+    assert profile.epoch_steps == 16
+    assert [model.parameters for model in profile.models] == [68_867]
+    assert profile.models[0].is_compiled == (part != "step")
+
+
+@pytest.mark.parametrize(("part", "status"), [("loss", "within"), ("whole", "not_compared")])
+def test_the_guard_compares_what_a_compiled_function_trains(part, status):
+    workload = workload_of(copy_scripts(), "compiled_functions.py", part)
+    out = Path(tempfile.mkdtemp(prefix="flatout-test-"))
+    runner = TrialRunner(workload=workload, machine=machine(), out=out, limit_s=200.0)
+
+    check = GuardChecker(runner, lambda _: None).check(recipe_of("bf16_autocast"))
+
+    assert (check.status, check.passed) == (status, part == "loss"), check.why
 
 
 def test_a_loop_within_a_loop_makes_one_step_of_a_task():
