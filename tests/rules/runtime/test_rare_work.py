@@ -53,6 +53,7 @@ for step in range(100_000):
 """
 
 
+@pytest.mark.measures
 @pytest.mark.slow
 def test_a_real_loop_that_draws_every_fifth_step_is_found(tmp_path):
     found = findings_of(tmp_path, SCRIPT.format(work="time.sleep(0.2)"))["rare_work"]
@@ -63,6 +64,7 @@ def test_a_real_loop_that_draws_every_fifth_step_is_found(tmp_path):
     assert found.evidence["of_steps"] / found.evidence["steps"] == pytest.approx(5, rel=0.4)
 
 
+@pytest.mark.measures
 @pytest.mark.slow
 def test_a_real_loop_that_saves_every_fifth_step_is_found(tmp_path):
     work = "torch.save(torch.zeros(20_000_000), 'weights.pt')"
@@ -72,6 +74,7 @@ def test_a_real_loop_that_saves_every_fifth_step_is_found(tmp_path):
     assert "is saving" in found.because
 
 
+@pytest.mark.measures
 @pytest.mark.slow
 def test_a_real_loop_of_equal_steps_has_none(tmp_path):
     assert "rare_work" not in findings_of(tmp_path, SCRIPT.format(work="pass"))
