@@ -113,19 +113,25 @@ def test_the_model_is_found_wherever_the_function_has_it_from(listened, written)
     assert session.segment.calls == [1]
 
 
-def test_a_function_that_is_given_another_model_trains_that_one(listened):
+def test_a_function_that_is_given_another_model_trains_that_one(listened, monkeypatch):
     session, net, _ = listened()
     other = Net()
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     session.add_optimizer(optimizer)
-    function = torch.compile(lambda model, x: model(x).sum(), **compiled)
+    criterion = nn.CrossEntropyLoss()
+    function = torch.compile(lambda model, loss, x, y: loss(model(x), y), **compiled)
+    judged, judge = [], CompiledFunctions.judge
+    monkeypatch.setattr(
+        CompiledFunctions, "judge", lambda *given: judged.append(given) or judge(*given)
+    )
 
-    for model in (net, net, other):
-        function(model, X)
+    for model in (net, net, net, other, other):
+        function(model, criterion, X, Y)
 
     assert session.errors == []
     assert session.roots == [net, other]
-    assert session.segment.calls == [2, 1]
+    assert session.segment.calls == [3, 2]
+    assert len(judged) == 2
 
 
 def test_techniques_act_on_the_function(listened):

@@ -10,7 +10,7 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,8 @@ if TYPE_CHECKING:
 
 DEPTH = 2
 """Functions of the script below the compiled one, and objects in objects, that are looked into."""
-
-
 MOST = 100
 """Values of each that are looked at."""
-
-
 DYNAMOS = "_torchdynamo_wrapper_id"
 """By it torch tells what it compiled from what only has its attributes."""
 MOST_LOOKS = 20
@@ -52,6 +48,8 @@ class _Compiled:
     is_judged: bool = False
     """Whether it was seen what a call does."""
     looks: int = 0
+    given: list[int] = field(default_factory=list)
+    """Identities of the modules among its arguments."""
 
 
 class CompiledFunctions:
@@ -98,9 +96,10 @@ class CompiledFunctions:
 
     def run(self, found: _Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that no model's encloses."""
+        given = [id(x) for x in args if isinstance(x, self.torch.nn.Module)]
+        if given != found.given:  # another model than before, perhaps
+            found.given, found.is_judged, found.looks = given, False, 0
         root = found.root()
-        if any(isinstance(x, self.torch.nn.Module) and x is not root for x in args):
-            found.is_judged, found.looks = False, 0  # it is given its models, now another one
         if not found.is_judged:
             self.look(found, args, kwargs)
             return self.judge(found, args, kwargs)
@@ -136,7 +135,7 @@ class CompiledFunctions:
         result = self.called(found, args, kwargs)
         has_stepped = _versions(optimizer) != versions and session.counts == steps
         went_back = session.segment.backwards != backwards or self.has_graph(result)
-        if root is None or root.training:
+        if root is None or root.training or id(root) in self.roots.trains_in_eval:
             found.is_judged = True
             found.optimizer = found.optimizer if has_stepped else nothing
             found.root = found.root if went_back or has_stepped else nothing
