@@ -60,6 +60,8 @@ class CompiledFunctions:
 
         self.torch, self.roots, self.session = torch, roots, roots.session
         self.look = self.session.quietly(self._look)
+        self.found: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The roots that compiled functions call."""
 
     def install(self) -> None:
         """Listen to the calls of functions that are compiled from now on."""
@@ -91,7 +93,7 @@ class CompiledFunctions:
             return self.run(found, args, kwargs)
 
         if hasattr(made, DYNAMOS):
-            setattr(call, DYNAMOS, id(call))
+            call.__dict__[DYNAMOS] = id(call)
         return call
 
     def run(self, found: _Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -119,7 +121,45 @@ class CompiledFunctions:
         root = found.root()
         if root is None or id(root) not in self.roots.calls:
             return found.made(*args, **kwargs)
-        return self.roots.through(found.made, root, args, kwargs)
+        return self.through(found.made, root, args, kwargs)
+
+    def through(
+        self,
+        function: Callable[..., Any],
+        root: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a compiled function as a call of its root."""
+        session, roots = self.session, self.roots
+        has_graph = self.torch.is_grad_enabled() and not self.torch.is_inference_mode_enabled()
+        if not (has_graph and (root.training or id(root) in roots.trains_in_eval)):
+            call = functools.partial(_called, function)
+            return roots.evaluate(root, call, args, kwargs, has_graph=has_graph)
+        run, before = roots.calls[id(root)], roots.compiled
+        roots.compiled, roots.is_inside = function, bool(session.sampler.skips_left)
+        try:
+            if roots.is_inside:
+                return run(*args, **kwargs)
+            return roots.train(root, run, args, kwargs)
+        finally:
+            roots.compiled, roots.is_inside = before, False
+
+    def add(self, module: Any) -> None:
+        """Make a module a root that a compiled function calls, and note that it is compiled."""
+        roots = self.roots
+        if id(module) in roots.calls:
+            return
+        roots.consider(module, self._call_or_function)
+        if id(module) in roots.calls:
+            self.found.add(module)
+            self.session.model_facts[roots.numbers[id(module)]]["is_compiled"] = True
+
+    def _call_or_function(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a root that a compiled function calls, or that function in its place."""
+        if self.roots.compiled is not None:
+            return self.roots.compiled(*args, **kwargs)
+        return type(module).__call__(module, *args, **kwargs)
 
     def judge(self, found: _Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call and see what it does.
@@ -161,7 +201,7 @@ class CompiledFunctions:
         Such models become roots. Nothing is looked for where gradients are off, or without an
         optimizer.
         """
-        roots, optimizers = self.roots, self.session.optimizers
+        optimizers = self.session.optimizers
         if not (optimizers and self.torch.is_grad_enabled()):
             return
         found.looks += 1
@@ -179,8 +219,8 @@ class CompiledFunctions:
         inner = {id(part) for model in models for part in model.modules() if part is not model}
         for model in models:
             if id(model) not in inner:
-                roots.add_compiled(model)
-        own = (weakref.ref(model) for model in models if id(model) in roots.in_functions)
+                self.add(model)
+        own = (weakref.ref(model) for model in models if model in self.found)
         found.root = next(own, nothing)
         known = (weakref.ref(one) for one in optimizers if id(one) in reached)
         found.optimizer = next(known, nothing)
@@ -192,6 +232,11 @@ class CompiledFunctions:
                 yield value
             elif depth >= 0:
                 yield from self.parts_of(_held_by(value), depth - 1)
+
+
+def _called(function: Callable[..., Any], _: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function as a method of what calls it."""
+    return function(*args, **kwargs)
 
 
 def _versions(optimizer: Any) -> list[int]:

@@ -44,11 +44,6 @@ def _call_found(original: Callable[..., Any], root: Any, /, *args: Any, **kwargs
     return original(root(), *args, **kwargs)
 
 
-def _called(function: Callable[..., Any], _: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function as a method of what calls it."""
-    return function(*args, **kwargs)
-
-
 def wrapped(module: Any) -> Iterator[Any]:
     """Yield a module and what it wraps: the model inside of DDP, or of averaged weights."""
     while module is not None:
@@ -110,8 +105,6 @@ class Roots:
         """Identity of the module that was called last in evaluation mode with gradients on."""
         self.compiled: Callable[..., Any] | None = None
         """The compiled function that is called in the place of a root."""
-        self.in_functions: set[int] = set()
-        """Identities of the roots that compiled functions call."""
         self.is_inside = False
         """Whether a root's training call runs in a skipped step, which the clock does not show."""
         self.shapes: dict[int, set[Any]] = {}
@@ -328,49 +321,11 @@ class Roots:
             return functools.partial(original, module)
         return functools.partial(_call_found, original, weakref.ref(module))
 
-    def add_compiled(self, module: Any) -> None:
-        """Make a module a root that a compiled function calls, and note that it is compiled."""
-        if id(module) in self.calls:
-            return
-        self.consider(module, self._call_or_function)
-        if id(module) in self.calls:
-            self.in_functions.add(id(module))
-            self.session.model_facts[self.numbers[id(module)]]["is_compiled"] = True
-
-    def _call_or_function(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a root that a compiled function calls, or that function in its place."""
-        if self.compiled is not None:
-            return self.compiled(*args, **kwargs)
-        return type(module).__call__(module, *args, **kwargs)
-
-    def through(
-        self,
-        function: Callable[..., Any],
-        root: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Run a compiled function as a call of its root."""
-        session, run = self.session, self.calls[id(root)]
-        has_graph = self.torch.is_grad_enabled() and not self.torch.is_inference_mode_enabled()
-        if not (has_graph and (root.training or id(root) in self.trains_in_eval)):
-            call = functools.partial(_called, function)
-            return self.evaluate(root, call, args, kwargs, has_graph=has_graph)
-        before, self.compiled = self.compiled, function
-        self.is_inside = bool(session.sampler.skips_left)
-        try:
-            if self.is_inside:
-                return run(*args, **kwargs)
-            return self.train(root, run, args, kwargs)
-        finally:
-            self.compiled, self.is_inside = before, False
-
     def forget(self, root: int, inner: set[int]) -> None:
         """Forget a root that is gone: others may be given its and its parts' addresses."""
         self.calls.pop(root, None)
         self.numbers.pop(root, None)
         self.trains_in_eval.discard(root)
-        self.in_functions.discard(root)
         self.inner -= Counter(inner)
 
     def change(self, module: Any, facts: dict[str, Any]) -> None:
