@@ -328,17 +328,16 @@ def test_a_second_trial_touches_no_original_where_a_killed_one_was_not_rolled_ba
     assert [one.differences for one in undone] == [(), ()]
 
 
-def test_a_second_trial_does_not_begin_to_move_files_where_one_is_at_work(tmp_path):
+def second_of_two(tmp_path, body, other):
+    """Return a trial that ran while another one was at work in its folder; both are undone."""
     work = filled(tmp_path)
     (tmp_path / "trial").mkdir()
     (tmp_path / "trial-b").mkdir()
-    body = "Path('model.pt').write_text('x'); print('ready', flush=True); time.sleep(60)"
+    body += "; print('ready', flush=True); time.sleep(60)"
     first = subprocess.Popen(command(tmp_path, body), cwd=work, stdout=subprocess.PIPE)
     try:
         first.stdout.readline()
-        argv = command(
-            tmp_path, "Path('old/b.txt').write_text(''); Path('model.pt').write_text('y')"
-        )
+        argv = command(tmp_path, other)
         argv[-2] = str(tmp_path / "trial-b")
         second = subprocess.run(argv, cwd=work, capture_output=True, text=True, check=False)
     finally:
@@ -346,33 +345,26 @@ def test_a_second_trial_does_not_begin_to_move_files_where_one_is_at_work(tmp_pa
         first.communicate()
     rollback(tmp_path / "trial-b")
     rollback(tmp_path / "trial")
+    assert listing(work) == reference(tmp_path)
+    return second
+
+
+def test_a_second_trial_does_not_begin_to_move_files_where_one_is_at_work(tmp_path):
+    other = "Path('old/b.txt').write_text(''); Path('model.pt').write_text('y')"
+
+    second = second_of_two(tmp_path, "Path('model.pt').write_text('x')", other)
 
     assert second.returncode == UNRECORDED_EXIT_CODE
     assert "another trial has moved files aside there" in second.stderr
-    assert listing(work) == reference(tmp_path)
 
 
 def test_trials_that_compile_do_not_wait_for_each_other(tmp_path):
     # A compiler writes into a new folder, which the script then removes, as all temporary ones.
-    work = filled(tmp_path)
     body = "os.mkdir('{0}'); os.system('echo x > {0}/f'); shutil.rmtree('{0}')"
-    (tmp_path / "trial").mkdir()
-    (tmp_path / "trial-b").mkdir()
-    waiting = body.format("t1") + "; print('ready', flush=True); time.sleep(60)"
-    first = subprocess.Popen(command(tmp_path, waiting), cwd=work, stdout=subprocess.PIPE)
-    try:
-        first.stdout.readline()
-        argv = command(tmp_path, body.format("t2"))
-        argv[-2] = str(tmp_path / "trial-b")
-        second = subprocess.run(argv, cwd=work, capture_output=True, text=True, check=False)
-    finally:
-        first.kill()
-        first.communicate()
-    rollback(tmp_path / "trial-b")
-    rollback(tmp_path / "trial")
+
+    second = second_of_two(tmp_path, body.format("t1"), body.format("t2"))
 
     assert second.returncode == 0, second.stderr
-    assert listing(work) == reference(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["n", "m"])
