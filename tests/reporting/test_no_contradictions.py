@@ -287,6 +287,13 @@ def test_nothing_but_zero_is_shown_as_zero(facts):
 
 
 @given(profiles())
+def test_the_first_line_is_said_once(facts):
+    text = render_profile(facts, width=2_000)
+
+    assert text.count(text.splitlines()[0].rstrip(".")) == 1
+
+
+@given(profiles())
 def test_a_table_shows_no_phase_that_took_time_as_zero(facts):
     lines = render_profile(facts, width=200, details=True).splitlines()
     for phase, name in (("optimizer", "optimizer"), ("backward", "backward")):

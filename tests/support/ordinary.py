@@ -16,6 +16,11 @@ from tests.support.programs import python
 
 SCRIPTS = ROOT / "tests/scripts/ordinary"
 MOST_LINES = 25
+COMPUTES = (
+    r"^(\d\d(\.\d)? % of each step is computing \((forward|backward)"
+    r"|fp32 computing in \w+ takes .* multiplies bf16 in hardware)"
+)
+"""What the first line says of a model that computes; the second where the processor does that."""
 PROPERTIES = [
     one.hypothesis.inner_test
     for name, one in vars(contradictions).items()

@@ -1,12 +1,22 @@
 """Data that are packed for a tuning: what a sample says of all, and when all are packed."""
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from flatout.data.format import RAISE, TIMED_SAMPLE, read_header
+from flatout.data.sources import open_source
 from flatout.records.errors import UserError
 from flatout.techniques.data.packed_data import STORES, PackedData
-from flatout.workflow.pack_for_tuning import STORE, PackCost, cost_of, pack_for_tuning
+from flatout.workflow.pack_for_tuning import (
+    SAMPLE_STORE,
+    STORE,
+    PackCost,
+    cost_of,
+    pack_for_tuning,
+)
 from tests.techniques.facts import loader, machine, profile
 from tests.workflow.test_tune import World, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
@@ -16,6 +26,7 @@ from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 def pictures(tmp_path, monkeypatch):
     """A folder of pictures, and no store that anything else named."""
     monkeypatch.setenv(STORES, "")
+    monkeypatch.setenv(TIMED_SAMPLE, "")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "pictures" / "one"
     folder.mkdir(parents=True)
@@ -32,9 +43,11 @@ def offered():
 
 
 def test_a_sample_says_what_all_would_take(pictures, tmp_path):
-    kind, cost = cost_of(str(pictures), tmp_path)
+    source = open_source(str(pictures), work=tmp_path / "work", on_bad=RAISE)
 
-    assert (kind, cost.samples, cost.seen) == ("raw", 100, 64)
+    cost = cost_of(source, str(pictures), tmp_path)
+
+    assert (cost.encoding, cost.samples, cost.seen) == ("raw", 100, 64)
     assert 100 * 16 * 16 * 3 < cost.bytes < 2 * 100 * 16 * 16 * 3
     assert cost.seconds > 0
 
@@ -50,7 +63,7 @@ def test_what_takes_a_small_part_of_the_budget_is_packed_and_offered(pictures, t
     assert offered() == [str((out / STORE).resolve())]
 
 
-def test_what_takes_more_is_not_packed_and_its_cost_and_command_are_named(pictures, tmp_path):
+def test_of_what_takes_more_a_sample_is_packed_and_cost_and_command_are_named(pictures, tmp_path):
     cost = pack_for_tuning(str(pictures), tmp_path, 1e-6, lambda _: None)
 
     assert not cost.is_packed
@@ -58,6 +71,44 @@ def test_what_takes_more_is_not_packed_and_its_cost_and_command_are_named(pictur
     assert f"`flatout pack {pictures} data.packed --encode raw`" in cost.sentence
     assert not (tmp_path / STORE).exists()
     assert offered() == []
+    header = read_header(tmp_path / SAMPLE_STORE)
+    assert (header.samples, header.sample_of) == (64, 100)
+    assert cost.sample.samples == 64
+    assert cost.sample.choice.settings["path"] == os.environ[TIMED_SAMPLE]
+    assert 16 * 16 * 3 <= cost.sample.mean_bytes < 2 * 16 * 16 * 3
+
+
+def test_the_sample_grows_with_the_budget_and_is_kept_for_a_tuning_that_goes_on(
+    pictures, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("flatout.workflow.pack_for_tuning.TIME_SHARE", 0.0)
+
+    more = pack_for_tuning(str(pictures), tmp_path, 1e6, lambda _: None)
+    again = pack_for_tuning(str(pictures), tmp_path, 1e-6, lambda _: None)
+
+    assert more.sample.samples == 100
+    assert again.sample == more.sample
+
+
+def test_of_texts_the_command_keeps_them_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setenv(TIMED_SAMPLE, "")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("one line of text\n" * 200)
+    out = tmp_path / "out"
+    out.mkdir()
+
+    cost = pack_for_tuning(str(lines), out, 1e-6, lambda _: None)
+
+    assert f"`flatout pack {lines} data.packed --encode original`" in cost.sentence
+    assert cost.sample.samples == 64
+
+
+def test_a_sample_of_damaged_files_ends_no_tuning(pictures, tmp_path):
+    (pictures / "one" / "000.png").write_bytes(b"no image")
+
+    cost = pack_for_tuning(str(pictures), tmp_path, 1e-6, lambda _: None)
+
+    assert cost.sample.samples == 63
 
 
 def test_a_store_that_would_fill_the_disk_does_not_fit():
@@ -81,6 +132,52 @@ def test_the_report_says_what_the_packing_took(pictures, tmp_path):
 
     assert ablation.notes[0].startswith("packing the 100 samples")
     assert (tmp_path / "out" / STORE).is_dir()
+
+
+@pytest.fixture
+def too_slow(monkeypatch):
+    """Packing all takes too long for any budget."""
+    monkeypatch.setattr("flatout.workflow.pack_for_tuning.TIME_SHARE", 0.0)
+
+
+@pytest.mark.usefixtures("too_slow")
+def test_the_report_says_what_packing_all_would_bring_and_the_recipe_has_none_of_it(
+    pictures, tmp_path
+):
+    world = World({"packed_data": 0.5, "bf16_autocast": 0.6})
+
+    ablation = run(world, tmp_path / "out", only=("bf16_autocast",), pack=str(pictures))
+
+    (note,) = [x for x in ablation.notes if "in the place of all data" in x]
+    assert "packed samples in the place of all data, training is 2.0" in note
+    assert "on top of this recipe" in note
+    assert ablation.recipe.names == ("bf16_autocast",)
+    assert ablation.confirmation.ratio == pytest.approx(1 / 0.6, rel=0.05)
+    assert any("packed_data" in label and "bf16" in label for label in world.asked)
+    assert os.environ[TIMED_SAMPLE] == ""
+
+
+@pytest.mark.usefixtures("too_slow")
+def test_where_packing_does_not_reach_the_data_the_report_says_why(pictures, tmp_path):
+    world = World({}, refused={"packed_data": "not_applicable"})
+
+    ablation = run(world, tmp_path / "out", only=("bf16_autocast",), pack=str(pictures))
+
+    assert "what packing would bring could not be measured: no such" in ablation.notes
+
+
+@pytest.mark.usefixtures("too_slow")
+def test_a_resumed_tuning_does_not_time_the_sample_again(pictures, tmp_path):
+    given = {"only": ("bf16_autocast",), "pack": str(pictures)}
+    before = run(World({"packed_data": 0.5}), tmp_path / "out", **given)
+    world = World({})
+
+    after = run(world, tmp_path / "out", resume=True, **given)
+
+    assert world.asked == []
+    said = [[x for x in one.notes if "in the place of" in x] for one in (before, after)]
+    assert said[0] == said[1]
+    assert said[0]
 
 
 def test_the_next_tuning_of_the_same_process_is_not_offered_what_this_one_packed(

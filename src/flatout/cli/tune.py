@@ -56,7 +56,9 @@ PROMISES = ("exact", "rounding", "precision", "training")
 @click.option(
     "--hosts", type=click.IntRange(min=2), help="Use so many with --ray, this one among them."
 )
-@click.option("--pack", default="", metavar="SRC", help="Pack these data first, if that is quick.")
+@click.option(
+    "--pack", default="", metavar="SRC", help="Pack these data first, or a sample of them."
+)
 @click.option("--resume", is_flag=True, help="Go on where a tuning with this --out ended.")
 @click.option("--patch", is_flag=True, help="Write the recipe as a diff of the script, too.")
 @script

@@ -9,6 +9,7 @@ reads from already, and how the data set numbers its samples.
 import operator
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ import numpy as np
 
 from flatout.agent import patching
 from flatout.data import pictures
-from flatout.data.packed_store import PackedStore
+from flatout.data.packed_store import PackedStore, Places
 from flatout.data.proof.changes import ChangeWatch
 from flatout.data.proof.dataset_facts import examine, reseed, stand_in
 from flatout.data.proof.forked import ForkedError, in_fork
 from flatout.data.reader import PackedDataset
 from flatout.data.sampler import permutation
+from flatout.data.sources.source import sampled_numbers
 from flatout.data.values import encode
 from flatout.records.errors import NotApplicable
 
@@ -35,7 +37,8 @@ class Redirect:
 
     A data set that opens its images with Pillow finds them in the store: `Image.open(path)`, and
     `Image.open(file)` for an open file, give the store's image where the path is below the folder
-    that was packed. Everything else of the data set stays as it is.
+    that was packed. Everything else of the data set stays as it is. Of a sample of the folder an
+    image stands for each one that it lacks, one of the same folder where there is one.
     """
 
     def __init__(self, store: PackedStore, root: str) -> None:
@@ -45,6 +48,14 @@ class Redirect:
     def found(self) -> dict[str, int]:
         """The place of each image by its path below the root."""
         return {os.path.normpath(name): place for place, name in enumerate(self.store.names)}
+
+    @cached_property
+    def by_folder(self) -> dict[str, list[int]]:
+        """The places of the images in each folder below the root."""
+        places: dict[str, list[int]] = {}
+        for name, place in self.found.items():
+            places.setdefault(str(Path(name).parent), []).append(place)
+        return places
 
     @cached_property
     def below(self) -> dict[str, str]:
@@ -77,7 +88,12 @@ class Redirect:
         folder, name = os.path.split(os.path.abspath(os.fspath(path)))  # noqa: PTH100  keeps links
         if folder not in self.below:
             self.below[folder] = os.path.relpath(Path(folder).resolve(), self.root)
-        return self.found.get(os.path.normpath(os.path.join(self.below[folder], name)))  # noqa: PTH118
+        below = os.path.normpath(os.path.join(self.below[folder], name))  # noqa: PTH118
+        place = self.found.get(below)
+        if place is None and self.store.header.sample_of and not below.startswith(os.pardir):
+            alike = self.by_folder.get(str(Path(below).parent)) or range(len(self.store))
+            place = alike[zlib.crc32(os.fsencode(below)) % len(alike)]
+        return place
 
     def image(self, place: int) -> Any:
         """Return the stored image."""
@@ -127,7 +143,7 @@ def with_stored_images(dataset: Any, store: PackedStore, root: str = "") -> Any:
     """Return the data set with its image files read from the store, after comparing samples.
 
     Works for any map-style data set that opens its files with Pillow; labels, transforms and
-    random augmentation stay its own.
+    random augmentation stay its own. Of a store of a sample, those that it has are compared.
 
     `root`: where the files are now, if not where they were when they were packed.
     """
@@ -135,21 +151,25 @@ def with_stored_images(dataset: Any, store: PackedStore, root: str = "") -> Any:
         raise NotApplicable("the store does not know its samples' files by name")
     redirect = Redirect(store, root or str(store.header.source["root"]))
     changed = _redirected(dataset, redirect, is_aligned=False)
-    found = _compared(dataset, changed, redirect)
-    return _redirected(dataset, redirect, is_aligned=found)
+    is_aligned = _compared(dataset, changed, store, redirect)
+    return _redirected(dataset, redirect, is_aligned=is_aligned and not store.header.sample_of)
 
 
 def with_stored_samples(dataset: Any, store: PackedStore) -> Any:
-    """Return the data set with whole samples from the store, after comparing samples."""
-    if len(store) != len(dataset):
-        raise NotApplicable(f"the store has {len(store)} samples, the data set {len(dataset)}")
+    """Return the data set with whole samples from the store, after comparing samples.
+
+    Of a store of a sample, one stands for each that it lacks.
+    """
+    count = store.header.sample_of or len(store)
+    if count != len(dataset):
+        raise NotApplicable(f"the store has {count} samples, the data set {len(dataset)}")
     found = examine(dataset)
     if not found.is_same:
         raise NotApplicable(f"{found.trouble}, and a store holds one version of each")
     data = PackedDataset(store, order="source")
     watch = ChangeWatch(dataset)
     changed = _replaced(dataset, data, watch)
-    _compared(dataset, changed, None)
+    _compared(dataset, changed, store, None)
     return changed
 
 
@@ -169,7 +189,24 @@ def compared_indices(count: int) -> list[int]:
     return sorted({0, count - 1, *map(int, drawn)})
 
 
-def _compared(dataset: Any, changed: Any, redirect: Redirect | None) -> bool:
+def source_numbers(store: PackedStore) -> Places:
+    """Return by place in the store which sample of its source each one is."""
+    original: Places = store.index["original"].astype(np.int64)
+    if not store.header.sample_of:
+        return original
+    numbers: Places = sampled_numbers(store.header.sample_of, int(store.header.source["samples"]))
+    return numbers[original]
+
+
+def _indices_compared(store: PackedStore, count: int) -> list[int]:
+    """Return which samples of a data set are compared with a store of them, or of some of them."""
+    if not store.header.sample_of:
+        return compared_indices(count)
+    held = np.sort(source_numbers(store))
+    return [int(n) for n in held[:: -(-len(held) // COMPARED)] if n < count]
+
+
+def _compared(dataset: Any, changed: Any, store: PackedStore, redirect: Redirect | None) -> bool:
     """Compare samples in a copy of the process: objects and random streams here stay as they are.
 
     Returns:
@@ -178,7 +215,7 @@ def _compared(dataset: Any, changed: Any, redirect: Redirect | None) -> bool:
     if not len(dataset):
         raise NotApplicable("the data set is empty")
     try:
-        trouble, is_aligned = in_fork(lambda: _compare(dataset, changed, redirect), LIMIT_S)
+        trouble, is_aligned = in_fork(lambda: _compare(dataset, changed, store, redirect), LIMIT_S)
     except ForkedError as error:
         raise NotApplicable(f"its samples could not be compared: {error}") from None
     if trouble:
@@ -186,19 +223,24 @@ def _compared(dataset: Any, changed: Any, redirect: Redirect | None) -> bool:
     return bool(is_aligned)
 
 
-def _compare(dataset: Any, changed: Any, redirect: Redirect | None) -> tuple[str, bool]:
+def _compare(
+    dataset: Any, changed: Any, store: PackedStore, redirect: Redirect | None
+) -> tuple[str, bool]:
     """Return why both data sets are not the same, and whether they number their samples alike."""
-    is_aligned = True
-    for index in compared_indices(len(dataset)):
-        expected = _sample(dataset, index)
+    is_aligned, numbers = True, source_numbers(store)
+    for index in _indices_compared(store, len(dataset)):
+        expected, is_own = _sample(dataset, index), True
         if redirect is not None:
             read = _read_by(redirect, dataset, index)
             if not read:
                 return _words(index, redirect), False
-            is_aligned &= redirect.store.index["original"][read[0]] == index
-        if expected != _sample(changed, index):
+            is_own = bool(numbers[read[0]] == index)
+            is_aligned &= is_own
+        # Another image may stand for one that a sample of the source does not have.
+        is_known = is_own or not store.header.sample_of
+        if is_known and expected != _sample(changed, index):
             return _words_for_difference(dataset, index, expected), False
-    return "", bool(is_aligned)
+    return "", is_aligned
 
 
 def _words_for_difference(dataset: Any, index: int, expected: bytes) -> str:
@@ -242,6 +284,9 @@ def _redirected(dataset: Any, redirect: Redirect, is_aligned: bool) -> Any:  # n
 
 
 def _replaced(dataset: Any, data: PackedDataset, watch: ChangeWatch) -> Any:
+    held = np.sort(source_numbers(data.store)).tolist() if data.store.header.sample_of else []
+    places = {number: place for place, number in enumerate(held)}
+
     def get(_self: Any, index: Any) -> Any:
         return dataset[index] if watch.is_changed() else stored(index)
 
@@ -251,7 +296,7 @@ def _replaced(dataset: Any, data: PackedDataset, watch: ChangeWatch) -> Any:
         except TypeError:
             with watch.reading():
                 return dataset[index]
-        return data[number]
+        return data[places.get(number, number % len(data)) if places else number]
 
     def get_many(_self: Any, indices: Any) -> Any:
         if watch.is_changed():

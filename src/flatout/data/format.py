@@ -57,6 +57,9 @@ SKIPPED = "skipped.jsonl"
 """The samples that were left out, each with the reason; empty when none was."""
 STORES = "FLATOUT_PACKED"
 """Environment variable: folders of packed stores that tunings look at, separated as in PATH."""
+TIMED_SAMPLE = "FLATOUT_PACKED_SAMPLE"
+"""Environment variable: the store of a sample whose images stand for all, as long as a tuning times
+what packing all of them would bring."""
 STAGING = ".pack"
 """Folder of a pack that is not finished: its plan, and what each finished file shard holds."""
 KINDS = ("int", "float", "bool", "str", "bytes", "json", "array", "image")
@@ -149,6 +152,11 @@ class Header:
         """Whether the samples are those of the source, bit by bit."""
         return self.encoding.is_lossless
 
+    @property
+    def sample_of(self) -> int:
+        """How many samples the source has, where only some were packed to time them; else 0."""
+        return int(self.source.get("sample_of", 0))
+
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""
         plain = {"schema": SCHEMA, "is_lossless": self.is_lossless, **to_plain(self)}
@@ -166,7 +174,7 @@ def _check_facts(header: Header) -> None:
     if odd:
         raise ValueError(f"{odd[0]!r} is no name of a file shard")
     counts = [number for shard in header.shards for number in (shard.samples, shard.bytes)]
-    if min([header.samples, *counts]) < 0:
+    if min([header.samples, header.sample_of, *counts]) < 0:
         raise ValueError("a number in it is negative")
     if header.samples != sum(shard.samples for shard in header.shards):
         raise ValueError("its file shards hold another number of samples")

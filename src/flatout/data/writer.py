@@ -540,6 +540,7 @@ def _header(source: Source, plan: PackPlan, parts: Sequence[FinishedPart], skipp
             "root": contents.root,
             "fingerprint": plan.fingerprint,
             "samples": plan.samples,
+            **({"sample_of": contents.sample_of} if contents.sample_of else {}),
         },
         skipped=skipped,
     )

@@ -5,7 +5,7 @@ worth a trial at all.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from flatout.analysis.feeding import MIN_WAIT_SHARE, cores_of
@@ -14,11 +14,13 @@ from flatout.records import catalogue
 from flatout.records.ablation import Feeding
 from flatout.records.journey import Pipeline
 from flatout.records.machine import Machine
-from flatout.records.messages import times, words
+from flatout.records.messages import interval_of, times, words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.units import format_share
+from flatout.records.statistics import Rule
+from flatout.records.units import format_bytes, format_share
 from flatout.tuning.experiments import Asking, TrialHistory
+from flatout.tuning.pairs import failed_verdict, play
 from flatout.tuning.passes import find_seen
 from flatout.tuning.passes.ceilings import replay_probe, replaying_ms
 from flatout.tuning.ranking import Search, candidate_of
@@ -30,6 +32,10 @@ STILL_WAITING = 0.1
 """Share of a recipe's step in waiting from which the next thing to do is named."""
 WORTH_PREPARING = 1.1
 """A predicted gain below this is not worth a command and the disk that it fills."""
+SAMPLE_PAIRS = 3
+"""Pairs at most that show what packing all of the data would bring."""
+SAMPLE_TIMED = "tune_note.sample_timed"
+"""What the message is called that says so."""
 DECODED = ("read", "decode")
 SENT = ("transport", "copy")
 
@@ -42,6 +48,16 @@ class Costs:
     """CPU time of a training step; none where another device trains."""
     made_ms: float | None = None
     """CPU time to make a sample alongside that training; None where no one saw both at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSample:
+    """A packed sample of the data, which stands for all of them in trials that are timed only."""
+
+    choice: Choice
+    samples: int
+    mean_bytes: float
+    """Of one of them in the store."""
 
 
 def is_about_data(search: Search) -> bool:
@@ -96,6 +112,36 @@ def note_prepared(recipe: Recipe, profile: Profile, machine: Machine) -> list[st
                 )
             )
     return found
+
+
+def time_stored_sample(
+    history: TrialHistory,
+    recipe: Recipe,
+    sample: StoredSample,
+    may_go_on: Callable[[int], bool],
+) -> Asking[str]:
+    """Return a sentence on what a recipe gains where all samples come from a store.
+
+    Such trials train on the wrong samples: nothing but their time is read, and the guard is not
+    asked. One pair is played in any case.
+    """
+    stored = recipe.plus(sample.choice)
+    match = yield from play(
+        history, recipe, stored, may_go_on=may_go_on, rule=Rule(max_pairs=SAMPLE_PAIRS)
+    )
+    pair = match.comparison
+    if match.failure is not None:
+        return words("tune_note.sample_failed", why=failed_verdict(match.failure)[1])
+    if pair is None or match.candidate is None:
+        return words("tune_note.sample_disturbed", why=match.disturbed)
+    return words(
+        SAMPLE_TIMED,
+        n=str(sample.samples),
+        ratio=times(pair.ratio),
+        interval=interval_of(pair.interval),
+        pairs=str(pair.n),
+        rate=format_bytes(sample.mean_bytes * match.candidate.samples_per_s),
+    )
 
 
 def find_feeding(history: TrialHistory, recipe: Recipe, final: Profile) -> Asking[Feeding | None]:

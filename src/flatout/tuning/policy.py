@@ -9,7 +9,8 @@ This file is the tuner from its beginning to its end; each step is explained whe
 3. `climb`: a screen in one process, a race of what it proposes, then pairs of fresh processes for
    what cannot be switched, by hope per second.
 4. What may no longer pay is left out once more (`_drop_one`), and the whole recipe is confirmed in
-   fresh pairs (`_confirm`): winners of many looks are biased upwards.
+   fresh pairs (`_confirm`): winners of many looks are biased upwards. A packed sample that stands
+   for all data shows what packing them would bring (`_time_packed`).
 5. The recipe is measured as it grows (`measure_stages`).
 
 What is asked for is run by `flatout.workflow.tune`; a journal's records lead through the same
@@ -30,7 +31,13 @@ from flatout.records.trial import TECHNIQUE_NOTE, Outcome, Trial
 from flatout.tuning.bundle import drop_order
 from flatout.tuning.experiments import ENDS, Asking, Budget, TrialHistory, stop_of
 from flatout.tuning.extra_profiling import Looks, look_closer
-from flatout.tuning.feeding import find_feeding, is_about_data, look
+from flatout.tuning.feeding import (
+    StoredSample,
+    find_feeding,
+    is_about_data,
+    look,
+    time_stored_sample,
+)
 from flatout.tuning.guard_checker import find_guilty
 from flatout.tuning.history import Errors
 from flatout.tuning.ladder import climb
@@ -73,6 +80,8 @@ class TuningTask:
     """Devices to spread the training over, where that is faster."""
     hosts: int = 1
     """On which pairs may be played, this one among them."""
+    stored_sample: StoredSample | None = None
+    """What stands for all data, to time what packing them would bring."""
     earlier: Errors = field(default_factory=dict)
 
 
@@ -142,6 +151,7 @@ def tuning(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
         stopped=stopped or "finished",
     )
     proof = RecipeProof() if stopped else (yield from _climb_and_confirm(state))
+    yield from _time_packed(state, task.stored_sample)
     state.say(words("trying.stages"))
     stages = yield from measure_stages(
         Measured(
@@ -198,6 +208,23 @@ def _look(
     tell(progress(history.budget, words("trying.samples")))
     seen = yield from look(history, floor, first.profile)
     return replace(looks, pipeline=seen.pipeline)
+
+
+def _time_packed(state: TuningState, sample: StoredSample | None) -> Asking[None]:
+    """Note what packing all of the data would bring on top of the recipe, where that is asked."""
+    if sample is None or state.stopped not in ("finished", "budget", "busy budget"):
+        return
+    if sample.choice.technique in state.recipe.names:
+        return
+    state.say(words("trying.packed_sample"))
+    try:
+        note = yield from time_stored_sample(
+            state.history, state.recipe, sample, lambda _: state.budget.left_s > 0
+        )
+    except ENDS as end:
+        state.stopped = stop_of(end)
+    else:
+        state.notes.append(note)
 
 
 def _climb_and_confirm(state: TuningState) -> Asking[RecipeProof]:

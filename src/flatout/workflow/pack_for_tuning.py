@@ -1,29 +1,39 @@
 """Pack the data for a tuning: a sample of them says what all would take, in time and on the disk.
 
 Where that is a small part of the tuning's time, all are packed, and the store is tried as any other
-technique, in fresh pairs. Where it is not, the report has the cost and the command.
+technique, in fresh pairs. Where it is not, a sample is packed and stands for all in pairs that show
+what packing would bring; the report has that, the cost of all, and the command.
 """
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flatout.data.format import HEADER, RAISE, STORES, Encoding, read_header
+from flatout.data.format import HEADER, RAISE, STORES, TIMED_SAMPLE, Encoding, Header, read_header
 from flatout.data.sources import open_source
-from flatout.data.writer import ESTIMATE_SAMPLES, PackOptions, estimated
+from flatout.data.sources.source import Source, SourceSample
+from flatout.data.staging import locked
+from flatout.data.writer import ESTIMATE_SAMPLES, PackOptions, estimated, pack_held
 from flatout.hardware.limits import usable_cores
+from flatout.records import catalogue
 from flatout.records.live import Tell
 from flatout.records.messages import words
+from flatout.records.recipe import Choice
 from flatout.records.units import format_bytes, format_duration
+from flatout.tuning.feeding import StoredSample
 from flatout.workflow.pack import pack
 
-STORE = "data.packed"
+COMMAND = "flatout pack"
+STORE, SAMPLE_STORE = "data.packed", "sample.packed"
 SAMPLE = "pack-sample"
 TIME_SHARE = 0.25
 """Of the budget, that packing all may take: the proof that it pays needs the rest."""
+SAMPLE_SHARE = 0.05
+"""Of the budget, that packing a sample may take."""
 DISK_SHARE = 0.5
 """Of the free disk that a store may take that the user did not ask for."""
+MOST_SAMPLE_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +45,13 @@ class PackCost:
     seconds: float
     bytes: int
     free_bytes: int
+    encoding: str = "raw"
     is_packed: bool = False
     """Whether it was done; then these are measured, else they follow from a sample."""
     seen: int = 0
     """Samples that were packed to know it."""
+    sample: StoredSample | None = None
+    """What stands for all in the tuning, where they were not packed."""
 
     def fits(self, budget_s: float) -> bool:
         """Return whether packing all is a small part of a budget and of the disk."""
@@ -56,12 +69,14 @@ class PackCost:
             size=format_bytes(self.bytes),
             n=str(self.seen),
             free=format_bytes(self.free_bytes),
-            store=STORE,
+            command=f"{COMMAND} {self.target} {STORE} --encode {self.encoding}",
         )
 
 
 def pack_for_tuning(target: str, out: Path, budget_s: float, tell: Tell) -> PackCost:
-    """Pack the data, if that fits into the tuning, for it to try; return what packing all takes.
+    """Pack the data, or a sample where all do not fit into the tuning, for it to try.
+
+    Returns what packing all takes.
 
     Raises:
         UserError: for whatever keeps the data from being packed.
@@ -70,9 +85,12 @@ def pack_for_tuning(target: str, out: Path, budget_s: float, tell: Tell) -> Pack
     if (store / HEADER).is_file():
         kind = read_header(store).encoding.kind  # of this tuning, before it was interrupted
     else:
-        kind, cost = cost_of(target, out)
+        source = open_source(target, work=out / SAMPLE, on_bad=RAISE)
+        cost = cost_of(source, target, out)
+        kind = cost.encoding
         if not cost.fits(budget_s):
-            return cost
+            header = _packed_sample(source, out / SAMPLE_STORE, cost, budget_s, tell)
+            return replace(cost, sample=_stored_sample(header, out / SAMPLE_STORE))
     options = PackOptions(encoding=Encoding(kind=kind), workers=usable_cores())
     done = pack(target, store, options, tell)
     named = [part for part in os.environ.get(STORES, "").split(os.pathsep) if part]
@@ -81,30 +99,65 @@ def pack_for_tuning(target: str, out: Path, budget_s: float, tell: Tell) -> Pack
         target=target,
         samples=done.header.samples,
         seconds=done.seconds,
-        bytes=sum(shard.bytes for shard in done.header.shards),
+        bytes=bytes_of(done.header),
         free_bytes=0,
         is_packed=True,
     )
 
 
-def cost_of(target: str, out: Path) -> tuple[str, PackCost]:
-    """Return how to store the data, and what all would take, from a sample packed on one core.
+def cost_of(source: Source, target: str, out: Path) -> PackCost:
+    """Return how to store the data, and what all would take, from some packed on one core.
 
     Images are stored as pixels, which saves the decoding; other data as they are.
     """
-    source = open_source(target, work=out / SAMPLE, on_bad=RAISE)
     has_images = any(field.kind == "image" for field in source.contents.fields)
     kind = "raw" if has_images else "original"
     began = time.monotonic()
     estimate = estimated(source, out, PackOptions(encoding=Encoding(kind=kind)))
     seen = min(ESTIMATE_SAMPLES, len(source))
     each_s = (time.monotonic() - began) / seen
-    cost = PackCost(
+    return PackCost(
         target=target,
         samples=len(source),
         seconds=each_s * len(source) / usable_cores(),
         bytes=estimate.bytes,
         free_bytes=estimate.free_bytes,
+        encoding=kind,
         seen=seen,
     )
-    return kind, cost
+
+
+def _packed_sample(
+    source: Source, store: Path, cost: PackCost, budget_s: float, tell: Tell
+) -> Header:
+    """Return the header of a packed sample: of this tuning before an interruption, or a new one."""
+    if (store / HEADER).is_file():
+        return read_header(store)
+    affordable = int(len(source) * SAMPLE_SHARE * budget_s / cost.seconds)
+    room = min(MOST_SAMPLE_BYTES, DISK_SHARE * cost.free_bytes)
+    fitting = int(len(source) * room / max(1, cost.bytes))
+    size = min(len(source), fitting, max(ESTIMATE_SAMPLES, affordable))
+    # Samples that cannot be read are no reason to end the tuning: packing all will name them.
+    options = PackOptions(
+        encoding=Encoding(kind=cost.encoding), workers=usable_cores(), on_bad="skip"
+    )
+    with locked(store):
+        return pack_held(SourceSample(whole=source, size=max(1, size)), store, options, tell)
+
+
+def _stored_sample(header: Header, store: Path) -> StoredSample:
+    """Return what a tuning has to know of a packed sample, and let its trials read it."""
+    path = str(store.resolve())
+    os.environ[TIMED_SAMPLE] = path
+    prepared_by = catalogue.declared("prepared_by").items()
+    technique = next(name for name, command in prepared_by if command == COMMAND)
+    return StoredSample(
+        choice=Choice(technique=technique, settings={"path": path}),
+        samples=header.samples,
+        mean_bytes=bytes_of(header) / header.samples,
+    )
+
+
+def bytes_of(header: Header) -> int:
+    """Return what the records of a store take on the disk."""
+    return sum(shard.bytes for shard in header.shards)

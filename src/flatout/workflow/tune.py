@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout import rules
-from flatout.data.format import STORES
+from flatout.data.format import STORES, TIMED_SAMPLE
 from flatout.hardware.machine import read_machine
 from flatout.launch.trial_process import clean_up_stale_trials, compile_cache
 from flatout.records.ablation import Ablation
@@ -22,7 +22,7 @@ from flatout.records.errors import UserError, unknown
 from flatout.records.json_records import to_plain
 from flatout.records.live import Progress
 from flatout.records.machine import Machine
-from flatout.records.messages import words
+from flatout.records.messages import code_of, words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import Rule
@@ -31,7 +31,7 @@ from flatout.records.trial import Trial, Workload
 from flatout.records.units import format_duration
 from flatout.rules import source
 from flatout.tuning.experiments import Record, TrialHistory, key_of
-from flatout.tuning.feeding import is_about_data, note_prepared
+from flatout.tuning.feeding import SAMPLE_TIMED, StoredSample, is_about_data, note_prepared
 from flatout.tuning.guard_checker import GuardChecker
 from flatout.tuning.history import append_results, errors_on, read_history
 from flatout.tuning.pair_hosts import PairHosts
@@ -56,7 +56,7 @@ from flatout.tuning.trial_runner import (
 )
 from flatout.tuning.trials import run_trial
 from flatout.workflow.check import check
-from flatout.workflow.pack_for_tuning import pack_for_tuning
+from flatout.workflow.pack_for_tuning import PackCost, pack_for_tuning
 
 HostFinder = Callable[
     [Workload, float, Callable[[str], None]], contextlib.AbstractContextManager[PairHosts]
@@ -116,11 +116,11 @@ def tune(
     machine = machine or read_machine(torch=False)
     latest = Progress(trying="", done_share=0.0, elapsed_s=0.0, left_s=options.budget_s)
     with _held(options), contextlib.ExitStack() as joined:
-        options, notes = _packed(options, tell)
+        options, cost = _packed(options, tell)
         hosts = joined.enter_context(
             _hosts(workload, options, lambda text: tell(replace(latest, event=text)))
         )
-        task = _task_of(machine, options, 1 + len(hosts.hosts))
+        task = _task_of(machine, options, 1 + len(hosts.hosts), cost.sample if cost else None)
         header = header_of(workload, machine) | {"task": to_plain(task)}
         begun, recorded = open_journal(options.out, header, resume=options.resume)
         # A resumed tuning orders by what was known when it began, or it would ask for other trials
@@ -159,7 +159,7 @@ def tune(
             _ablation(tuned, runner),
             stages=tuned.stages,
             training=length_of(workload, tuned.baseline),
-            notes=(*notes, *tuned.state.notes, *hosts.notes),
+            notes=(*([cost.sentence] if cost else ()), *tuned.state.notes, *hosts.notes),
         )
         if options.history is not None:
             append_results(options.history, ablation, workload.name, _device_of(machine))
@@ -202,14 +202,14 @@ def _runner(
     )
 
 
-def _packed(options: TuneOptions, tell: Tell) -> tuple[TuneOptions, tuple[str, ...]]:
-    """Pack what was asked for; return the options with what is left of the budget, and a note."""
+def _packed(options: TuneOptions, tell: Tell) -> tuple[TuneOptions, PackCost | None]:
+    """Pack what was asked for; return the options with what is left of the budget, and its cost."""
     if not options.pack:
-        return options, ()
+        return options, None
     began_s = options.clock()
     cost = pack_for_tuning(options.pack, options.out, options.budget_s, tell)
     left_s = max(options.budget_s - (options.clock() - began_s), 1.0)
-    return replace(options, budget_s=left_s), (cost.sentence,)
+    return replace(options, budget_s=left_s), cost
 
 
 def _wrong_places(workload: Workload, acknowledged: Sequence[str]) -> list[tuple[str, str]]:
@@ -269,7 +269,9 @@ def _refuse(wrong: Sequence[tuple[str, str]]) -> None:
     )
 
 
-def _task_of(machine: Machine, options: TuneOptions, hosts: int) -> TuningTask:
+def _task_of(
+    machine: Machine, options: TuneOptions, hosts: int, sample: StoredSample | None
+) -> TuningTask:
     """Return what the decisions of a tuning depend on."""
     earlier = read_history(options.history) if options.history is not None else []
     return TuningTask(
@@ -282,6 +284,7 @@ def _task_of(machine: Machine, options: TuneOptions, hosts: int) -> TuningTask:
         confirm_pairs=options.confirm_pairs,
         ranks=options.ranks,
         hosts=hosts,
+        stored_sample=sample,
         earlier=errors_on(_device_of(machine), earlier),
     )
 
@@ -319,7 +322,8 @@ def _held(options: TuneOptions) -> Iterator[None]:
 
     What was packed for this tuning is offered to its trials alone.
     """
-    out, stores = options.out, os.environ.get(STORES)
+    out = options.out
+    before = {name: os.environ.get(name) for name in (STORES, TIMED_SAMPLE)}
     missing = [path for path in (out, *out.parents) if not path.exists()]
     try:
         with held_out(out):
@@ -332,9 +336,10 @@ def _held(options: TuneOptions) -> Iterator[None]:
                 made.rmdir()  # unless it holds trials
         raise
     finally:
-        os.environ.pop(STORES, None)
-        if stores is not None:
-            os.environ[STORES] = stores
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _device_of(machine: Machine) -> str:
@@ -372,7 +377,8 @@ def _ablation(tuned: Tuned, runner: TrialRunner) -> Ablation:
     if proof.confirmation:
         about["ratio"] = round(proof.confirmation.ratio, 3)
     final = proof.final and _with_processes(proof.final, state.recipe, history)
-    if is_about_data(state.search) and state.stopped != "interrupted":
+    is_timed = any(code_of(note) == SAMPLE_TIMED for note in state.notes)
+    if is_about_data(state.search) and state.stopped != "interrupted" and not is_timed:
         now = state.looked(proof.final or state.profile, recipe)
         state.notes += note_prepared(recipe, now, history.machine)
     if runner.was_compiled and any(row.startup_s for row in state.rows):

@@ -9,7 +9,11 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from flatout.data.format import Encoding
+from flatout.data import writer
+from flatout.data.format import TIMED_SAMPLE, Encoding
+from flatout.data.sources import open_source
+from flatout.data.sources.source import SourceSample, sampled_numbers
+from flatout.data.writer import PackOptions
 from flatout.records.errors import NotApplicable
 from flatout.records.journey import Journey
 from flatout.records.technique import Numerics
@@ -197,6 +201,72 @@ def test_a_lossy_store_is_refused(photos, tmp_path):
 
     with pytest.raises(NotApplicable, match="is lossy"):
         read_from(Photographs(photos), str(tmp_path / "a"))
+
+
+def sampled(source, folder, size, monkeypatch, encoding=RAW):
+    """Pack some samples of a source, as a tuning does to time them; return the store."""
+    whole = open_source(str(source), work=folder.parent / "work")
+    sample = SourceSample(whole=whole, size=size)
+    writer.pack(sample, folder, PackOptions(encoding=encoding), lambda _: None)
+    monkeypatch.setenv(TIMED_SAMPLE, str(folder))
+    return str(folder)
+
+
+def test_images_of_a_sample_stand_for_those_that_it_lacks(tmp_path, monkeypatch):
+    source = image_folder(tmp_path / "photos", 40)
+    data = TorchvisionLike(source)
+    data.paths.sort()
+    known = {int(n): data[int(n)][0] for n in sampled_numbers(40, 10)}
+    sample = sampled(source, tmp_path / "sample", 10, monkeypatch)
+    changed = read_from(data, sample)
+
+    for path in source.rglob("*.jpeg"):
+        path.write_bytes(b"no image")
+
+    seen = [changed[index][0] for index in range(len(changed))]
+    assert len(seen) == 40
+    assert sum(any(torch.equal(one, other) for other in known.values()) for one in seen) == 40
+    assert {str(one.sum()) for one in seen} == {str(one.sum()) for one in known.values()}
+
+
+def test_the_images_that_a_sample_has_are_compared(tmp_path, monkeypatch):
+    source = image_folder(tmp_path / "photos", 40)
+    sample = sampled(source, tmp_path / "sample", 10, monkeypatch)
+    inorder = TorchvisionLike(source)
+    inorder.paths.sort()
+    photograph(99).save(inorder.paths[sampled_numbers(40, 10)[3]])
+
+    with pytest.raises(NotApplicable, match="of the store differs"):
+        read_from(inorder, sample)
+
+
+def test_a_sample_of_whole_items_stands_for_all(tmp_path, monkeypatch):
+    script = "from tests.techniques.data.test_packed_data import Arrays\ndata = Arrays()\n"
+    (tmp_path / "some_made_here.py").write_text(script)
+    target, whole = f"{tmp_path / 'some_made_here.py'}:data", Encoding()
+    sample = sampled(target, tmp_path / "sample", 7, monkeypatch, whole)
+
+    changed = read_from(Arrays(), sample)
+
+    assert len(changed) == 30
+    values = [changed[index]["x"][0, 0].item() for index in range(30)]
+    numbers = sampled_numbers(30, 7).tolist()
+    assert set(values) == set(numbers)
+    assert [values[number] for number in numbers] == numbers
+    with pytest.raises(NotApplicable, match="the store has 30 samples, the data set 10"):
+        read_from(Subset(Arrays(), range(10)), sample)
+
+
+def test_a_sample_is_refused_and_not_offered_outside_the_trials_that_time_it(tmp_path, monkeypatch):
+    source = image_folder(tmp_path / "photos", 40)
+    sample = sampled(source, tmp_path / "some.packed", 10, monkeypatch)
+    monkeypatch.delenv(TIMED_SAMPLE)
+    monkeypatch.chdir(tmp_path)
+    waiting = profile(phases_ms={"data_wait": 100.0}, loaders=(loader(),))
+
+    assert PackedData.candidates(waiting, machine()) == []
+    with pytest.raises(NotApplicable, match="holds 10 of 40 samples"):
+        read_from(TorchvisionLike(source), sample)
 
 
 @pytest.fixture

@@ -3,9 +3,12 @@
 import hashlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from flatout.data.format import MAX_FIELD_BYTES, BadSample, Field, Skipped
 from flatout.records.errors import UserError
@@ -32,6 +35,8 @@ class Contents:
     """Whether samples have names of their own, which are then stored."""
     ignored: int = 0
     """Files that are of no kind that is packed."""
+    sample_of: int = 0
+    """Samples of the whole source, where these are some of them only; else 0."""
 
 
 class Source(Protocol):
@@ -59,6 +64,47 @@ class Source(Protocol):
     def fingerprint(self) -> str:
         """Return a hash that changes when samples come, go, or their files are written again."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSample:
+    """Some of a source's samples, spread evenly over all of them."""
+
+    whole: Source
+    size: int
+
+    @property
+    def contents(self) -> Contents:
+        """What the samples are made of."""
+        return replace(self.whole.contents, sample_of=len(self.whole))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def name(self, index: int) -> str:
+        """Return what a sample is called in the whole source."""
+        return self.whole.name(self._number(index))
+
+    def read(self, index: int) -> tuple[Any, ...]:
+        """Return the values of a sample's fields."""
+        return self.whole.read(self._number(index))
+
+    def fingerprint(self) -> str:
+        """Return a hash that changes with the whole source, and with the size of the sample."""
+        return fingerprint_of([self.whole.fingerprint(), str(self.size)])
+
+    def _number(self, index: int) -> int:
+        return int(sampled_numbers(len(self.whole), self.size)[index])
+
+
+@cache
+def sampled_numbers(whole: int, size: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """Return the numbers of a sample of so many of a source's samples, ascending.
+
+    >>> sampled_numbers(100, 4).tolist()
+    [0, 33, 66, 99]
+    """
+    return np.linspace(0, whole - 1, size).astype(np.int64)
 
 
 def fingerprint_of(parts: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 """The report on one profile for a terminal, short or with every detail, and as Markdown."""
 
-from flatout.records.messages import ENGLISH, Messages, Text, code_of, messages
+from flatout.records.messages import ENGLISH, Messages, Text, code_of, messages, words, written
 from flatout.records.profile import Profile
 from flatout.reporting.blocks import (
     Advice,
@@ -12,7 +12,7 @@ from flatout.reporting.blocks import (
     terminal_lines,
     title_lines,
 )
-from flatout.reporting.profile.sentences import ceilings_sentence, readings
+from flatout.reporting.profile.sentences import ceilings_sentence, headline, readings
 from flatout.reporting.profile.tables import sections
 from flatout.reporting.tables import wrapped
 
@@ -123,18 +123,31 @@ def _short(
         rows.pop()
     lines = [line for row in rows for line in row] + [""] * min(len(found), 1)
     found = found[: min(MOST_FINDINGS, max(1, room - len(lines)))]
-    return [*lines, *_findings(found, say, width, room - len(lines)), *end]
+    # What the first line says needs no proof a second time.
+    first_line = headline(profile)
+    said = {
+        block.finding.code
+        for block in found
+        if words("headline.because", because=written(block.finding.because)) == first_line
+    }
+    return [*lines, *_findings(found, said, say, width, room - len(lines)), *end]
 
 
-def _findings(found: list[Advice], say: Messages, width: int, room: int) -> list[str]:
-    """Return the findings: names, then lines in the source, what to do, proof, as they fit."""
+def _findings(
+    found: list[Advice], said: set[str], say: Messages, width: int, room: int
+) -> list[str]:
+    """Return the findings: names, then lines in the source, what to do, proof, as they fit.
+
+    Those in `said` are proven elsewhere in the report.
+    """
     forms = []
     for block in found:
         short = _fact("finding", block.short, say, width)
         source = terminal_lines(Facts(rows=block.source), say, width)
         advised = _advised(block, say, width)
-        long = terminal_lines(block, say, width)
-        forms.append(([*short], [*short, *source], [*advised, *source], long))
+        proven = [*advised, *source]
+        long = proven if block.finding.code in said else terminal_lines(block, say, width)
+        forms.append(([*short], [*short, *source], proven, long))
     shown = [lines[0] for lines in forms]
     for form in (1, 2, 3):
         for number, lines in enumerate(forms):

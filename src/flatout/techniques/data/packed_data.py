@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from weakref import WeakSet
 
 from flatout.analysis.feeding import MIN_WAIT_SHARE, fed_change_ms, share_of
-from flatout.data.format import HEADER, STORES, Header, read_header
+from flatout.data.format import HEADER, STORES, TIMED_SAMPLE, Header, read_header
 from flatout.records.errors import NotApplicable, UserError
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -72,7 +72,8 @@ Where the training data set is made:
             return ()
         if any(loader.is_iterable for loader in loaders):
             return ()
-        return [cls(path=str(path)) for path, header in find_stores() if header.is_lossless]
+        whole = [(path, x) for path, x in find_stores() if not x.sample_of]
+        return [cls(path=str(path)) for path, header in whole if header.is_lossless]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take what the store makes unnecessary away from the loading."""
@@ -138,7 +139,8 @@ def read_from(dataset: Any, path: str, root: str = "") -> Any:
         root: where the packed files lie now, if they were moved since.
 
     Raises:
-        NotApplicable: if the store's samples are not, bit by bit, those of the data set.
+        NotApplicable: if the store's samples are not, bit by bit, those of the data set, or it
+            holds some of them only.
     """
     from torch.utils.data import IterableDataset
 
@@ -151,6 +153,11 @@ def read_from(dataset: Any, path: str, root: str = "") -> Any:
         store = PackedStore(Path(path))
     except UserError as error:
         raise NotApplicable(str(error)) from None
+    if store.header.sample_of and os.environ.get(TIMED_SAMPLE) != path:
+        raise NotApplicable(
+            f"{path} holds {len(store)} of {store.header.sample_of} samples, which stand for all "
+            "only in trials that are timed"
+        )
     if not store.header.is_lossless:
         raise NotApplicable(
             f"{path} is lossy ({store.header.encoding.kind}): its samples are others than the data "
@@ -190,6 +197,8 @@ files are opened no more
     파일을 더는 열지 않습니다
 {why}; a store is a few large files
     {why}. 저장소는 큰 파일 몇 개입니다
+{path} holds {n} of {whole} samples, which stand for all only in trials that are timed
+    {path}에는 샘플 {whole}개 중 {n}개만 있으며, 시간만 재는 시험에서만 전체를 대신합니다
 the data set is iterable: its samples have no numbers
     이터러블 데이터셋이라 샘플에 번호가 없습니다
 {path} is lossy ({kind}): its samples are others than the data set's; train with flatout.data.open
