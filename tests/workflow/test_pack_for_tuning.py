@@ -9,6 +9,7 @@ from PIL import Image
 from flatout.data.format import RAISE, TIMED_SAMPLE, read_header
 from flatout.data.sources import open_source
 from flatout.records.errors import UserError
+from flatout.reporting.terminal import render_ablation
 from flatout.techniques.data.packed_data import STORES, PackedData
 from flatout.workflow.pack_for_tuning import (
     SAMPLE_STORE,
@@ -128,10 +129,13 @@ def test_data_that_are_not_there_end_the_tuning_before_it_begins(tmp_path, monke
 
 
 def test_the_report_says_what_the_packing_took(pictures, tmp_path):
-    ablation = run(World({}), tmp_path / "out", only=("bf16_autocast",), pack=str(pictures))
+    world = World({"packed_data": 0.5})
+
+    ablation = run(world, tmp_path / "out", only=("bf16_autocast",), pack=str(pictures))
 
     assert ablation.notes[0].startswith("packing the 100 samples")
     assert (tmp_path / "out" / STORE).is_dir()
+    assert any("packed_data" in label for label in world.asked)
 
 
 @pytest.fixture
@@ -155,6 +159,9 @@ def test_the_report_says_what_packing_all_would_bring_and_the_recipe_has_none_of
     assert ablation.confirmation.ratio == pytest.approx(1 / 0.6, rel=0.05)
     assert any("packed_data" in label and "bf16" in label for label in world.asked)
     assert os.environ[TIMED_SAMPLE] == ""
+    report = " ".join(render_ablation(ablation).split())
+    assert "packed samples in the place" in report
+    assert report.index("packed samples in the place") < report.index("packing all 100 samples")
 
 
 @pytest.mark.usefixtures("too_slow")

@@ -32,8 +32,8 @@ STILL_WAITING = 0.1
 """Share of a recipe's step in waiting from which the next thing to do is named."""
 WORTH_PREPARING = 1.1
 """A predicted gain below this is not worth a command and the disk that it fills."""
-SAMPLE_PAIRS = 3
-"""Pairs at most that show what packing all of the data would bring."""
+LEAST_SAMPLE_PAIRS, MOST_SAMPLE_PAIRS = 2, 3
+"""Pairs that show what packing all of the data would bring."""
 SAMPLE_TIMED = "tune_note.sample_timed"
 """What the message is called that says so."""
 DECODED = ("read", "decode")
@@ -123,12 +123,11 @@ def time_stored_sample(
     """Return a sentence on what a recipe gains where all samples come from a store.
 
     Such trials train on the wrong samples: nothing but their time is read, and the guard is not
-    asked. One pair is played in any case.
+    asked. Two pairs are played in any case.
     """
     stored = recipe.plus(sample.choice)
-    match = yield from play(
-        history, recipe, stored, may_go_on=may_go_on, rule=Rule(max_pairs=SAMPLE_PAIRS)
-    )
+    rule = Rule(max_pairs=MOST_SAMPLE_PAIRS, at_least=LEAST_SAMPLE_PAIRS)
+    match = yield from play(history, recipe, stored, may_go_on=may_go_on, rule=rule)
     pair = match.comparison
     if match.failure is not None:
         return words("tune_note.sample_failed", why=failed_verdict(match.failure)[1])

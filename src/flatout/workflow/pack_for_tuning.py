@@ -149,13 +149,17 @@ def _stored_sample(header: Header, store: Path) -> StoredSample:
     """Return what a tuning has to know of a packed sample, and let its trials read it."""
     path = str(store.resolve())
     os.environ[TIMED_SAMPLE] = path
-    prepared_by = catalogue.declared("prepared_by").items()
-    technique = next(name for name, command in prepared_by if command == COMMAND)
     return StoredSample(
-        choice=Choice(technique=technique, settings={"path": path}),
+        choice=Choice(technique=packed_technique(), settings={"path": path}),
         samples=header.samples,
         mean_bytes=bytes_of(header) / header.samples,
     )
+
+
+def packed_technique() -> str:
+    """Return the name of the technique that reads packed stores."""
+    prepared_by = catalogue.declared("prepared_by").items()
+    return next(name for name, command in prepared_by if command == COMMAND)
 
 
 def bytes_of(header: Header) -> int:

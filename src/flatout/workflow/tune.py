@@ -56,7 +56,7 @@ from flatout.tuning.trial_runner import (
 )
 from flatout.tuning.trials import run_trial
 from flatout.workflow.check import check
-from flatout.workflow.pack_for_tuning import PackCost, pack_for_tuning
+from flatout.workflow.pack_for_tuning import PackCost, pack_for_tuning, packed_technique
 
 HostFinder = Callable[
     [Workload, float, Callable[[str], None]], contextlib.AbstractContextManager[PairHosts]
@@ -209,7 +209,9 @@ def _packed(options: TuneOptions, tell: Tell) -> tuple[TuneOptions, PackCost | N
     began_s = options.clock()
     cost = pack_for_tuning(options.pack, options.out, options.budget_s, tell)
     left_s = max(options.budget_s - (options.clock() - began_s), 1.0)
-    return replace(options, budget_s=left_s), cost
+    # What was packed is to be tried, whatever else is.
+    only = (*options.only, packed_technique()) if options.only and cost.is_packed else options.only
+    return replace(options, budget_s=left_s, only=only), cost
 
 
 def _wrong_places(workload: Workload, acknowledged: Sequence[str]) -> list[tuple[str, str]]:

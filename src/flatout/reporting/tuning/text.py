@@ -28,6 +28,7 @@ from flatout.reporting.tuning.staged import Article, staged_lines, staged_sectio
 from flatout.reporting.tuning.verdict import (
     HERE,
     ResultPlace,
+    answers,
     ending,
     headline,
     limits,
@@ -110,7 +111,7 @@ def _below_stages(
     if more:
         named = (*named, words("staged.more_others", n=str(more)))
     points: list[Text] = []
-    points += [*limits(ablation)][:1]
+    points += [*[*limits(ablation)][:1], *answers(ablation)]
     points += [words("staged.not_kept", techniques=named)] if named else []
     points += [ending(ablation)]
     last = _point(words("tuning.more"), say, width)

@@ -25,6 +25,7 @@ from flatout.records.messages import (
     ENGLISH,
     Sentence,
     Text,
+    code_of,
     interval_of,
     messages,
     named,
@@ -57,6 +58,14 @@ STOPPED = (
     "recipe failed",
 )
 """Why a tuning ended early."""
+ASKED_FOR = (
+    "tune_note.sample_timed",
+    "tune_note.sample_failed",
+    "tune_note.sample_disturbed",
+    "tune_note.packed",
+    "tune_note.not_packed",
+)
+"""Notes that answer an option of the user's, in the order in which they are told."""
 
 FEWEST_PREDICTIONS = 2
 """One prediction shows nothing about the next."""
@@ -216,8 +225,16 @@ def reasons(ablation: Ablation) -> Iterator[Sentence]:
 
 
 def notes(ablation: Ablation) -> Iterator[Sentence]:
-    """Yield what the tuning noted on its way."""
-    return (words("tuning.note", note=written(note)) for note in ablation.notes)
+    """Yield what the tuning noted on its way, what the user asked for first."""
+    others = (note for note in ablation.notes if code_of(note) not in ASKED_FOR)
+    yield from answers(ablation)
+    yield from (words("tuning.note", note=written(note)) for note in others)
+
+
+def answers(ablation: Ablation) -> Iterator[Sentence]:
+    """Yield what an option of the user's asked for."""
+    asked = [note for code in ASKED_FOR for note in ablation.notes if code_of(note) == code]
+    return (words("tuning.note", note=written(note)) for note in asked)
 
 
 def limits(ablation: Ablation) -> Iterator[Sentence]:
