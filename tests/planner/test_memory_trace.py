@@ -17,6 +17,7 @@ from flatout.records.errors import UserError
 from flatout.records.memory_stream import Component, Phase
 from flatout.records.recipe import Choice, Recipe
 from tests.paths import ROOT
+from tests.support.programs import python
 from tests.support.traced import trace_memory
 
 SCRIPTS = ROOT / "tests/scripts/whole"
@@ -72,6 +73,35 @@ def test_gives_a_script_another_batch(folder):
     assert stream.batch == 64
     assert not stream.spreads_itself  # torchrun's variables alone spread nothing
     assert any(a.shape == (64, 3, 16, 16) for a in stream.allocations)
+
+
+WITH_INPUT = """
+import json, sys
+from flatout.planner.memory_trace import open_tracer
+from flatout.planner.tracing.script import TraceRequest
+with open_tracer("reads.py") as trace:
+    print([trace(TraceRequest(batch=batch)).batch for batch in (None, 32)])
+"""
+
+
+@pytest.mark.slow
+def test_a_script_reads_the_file_that_flatout_was_given_as_its_input_at_each_request(folder):
+    script = (folder / "planned_steps.py").read_text()
+    (folder / "reads.py").write_text(f"import sys\nassert sys.stdin.read() == 'yes'\n{script}")
+    (folder / "given").write_text("yes")
+
+    with (folder / "given").open() as file:
+        done = python(["-c", WITH_INPUT], stdin=file, cwd=folder)
+
+    assert done.stdout.strip() == "[16, 32]", done.stderr
+
+
+@pytest.mark.slow
+def test_a_script_finds_the_end_of_its_input_and_not_what_is_asked(folder):
+    script = (folder / "planned_steps.py").read_text()
+    (folder / "reads.py").write_text(f"import sys\nassert sys.stdin.read() == ''\n{script}")
+
+    assert trace_memory("reads.py").batch == 16
 
 
 @pytest.mark.slow

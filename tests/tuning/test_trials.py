@@ -302,19 +302,20 @@ run_trial(
 """
 
 
-ON_TERMINAL = """
+WITH_INPUT = """
 import sys
 from pathlib import Path
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Workload
 from flatout.hardware.machine import read_machine
 from flatout.tuning.trials import TrialOptions, run_trial
-trial = run_trial(
-    Workload(target="endings.py", arguments=("terminal",), folder=Path(sys.argv[1]),
-             python=sys.executable),
-    Recipe(), read_machine(torch=False), TrialOptions(measure_s=2.0),
-)
-print(trial.outcome, trial.message)
+for _ in range(int(sys.argv[3])):
+    trial = run_trial(
+        Workload(target="endings.py", arguments=(sys.argv[2],), folder=Path(sys.argv[1]),
+                 python=sys.executable),
+        Recipe(), read_machine(torch=False), TrialOptions(measure_s=2.0),
+    )
+    print(trial.outcome, trial.message)
 """
 
 
@@ -323,11 +324,22 @@ def test_script_that_asks_its_terminal_for_the_width_is_answered():
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
 
-    done = python(["-c", ON_TERMINAL, str(folder)], stdin=theirs, check=True)
+    done = python(["-c", WITH_INPUT, str(folder), "terminal", "1"], stdin=theirs, check=True)
 
     os.close(ours)
     os.close(theirs)
     assert done.stdout.strip() == "Outcome.OK", done.stdout
+
+
+@pytest.mark.slow
+def test_each_trial_reads_the_file_that_flatout_was_given_as_its_input(tmp_path):
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("lr: 0.01")
+
+    with settings.open() as file:
+        done = python(["-c", WITH_INPUT, str(copy_scripts()), "input", "2"], stdin=file, check=True)
+
+    assert done.stdout.split() == ["Outcome.OK", "Outcome.OK"], done.stdout
 
 
 def processes_with(word):

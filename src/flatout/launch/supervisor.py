@@ -105,7 +105,7 @@ def _start(spec: Mapping[str, Any]) -> tuple["subprocess.Popen[bytes]", bool]:
     """Start the script, overlaid where the kernel allows it; return it and whether it is."""
     folder, cwd = Path(spec["folder"]), Path(spec["cwd"])
     log = (folder / "log").open("ab")  # appending: what `_bound` cut off leaves no hole
-    stdin = _terminal(spec["terminal"]) if spec.get("terminal") else subprocess.DEVNULL
+    stdin = _input(spec)
 
     def prepare() -> None:
         die_with_parent()
@@ -132,6 +132,16 @@ def _start(spec: Mapping[str, Any]) -> tuple["subprocess.Popen[bytes]", bool]:
             )
             return child, wants_overlay
     raise RuntimeError("the child could not be prepared")
+
+
+def _input(spec: Mapping[str, Any]) -> int:
+    """Return what the script reads: a terminal, the file that flatout was given, or nothing."""
+    if spec.get("terminal"):
+        return _terminal(spec["terminal"])
+    if spec.get("input"):
+        with contextlib.suppress(OSError):
+            return os.open(spec["input"], os.O_RDONLY | os.O_CLOEXEC)
+    return subprocess.DEVNULL
 
 
 def _terminal(size: tuple[int, int]) -> int:

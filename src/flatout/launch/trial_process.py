@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -300,6 +301,7 @@ def _supervisor_spec(
         "hang_s": options.hang_s,
         "life_line": life_line,
         "terminal": _terminal_size(),
+        "input": input_file(),
         "overlay": can_overlay(cwd, folder),
         "child": to_plain(
             replace(
@@ -323,6 +325,19 @@ def _terminal_size() -> tuple[int, int] | None:
     except (OSError, ValueError, AttributeError):
         return None  # redirected, closed, or replaced by a test
     return size.lines, size.columns
+
+
+def input_file() -> str | None:
+    """Return a path to the file that standard input comes from, None where that is no file.
+
+    Each trial reads it from its beginning. A pipe could be read once only, or never end.
+    """
+    try:
+        descriptor = sys.stdin.fileno()
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return f"/proc/{os.getpid()}/fd/{descriptor}" if is_file else None
 
 
 def not_journaled(environment: Mapping[str, str]) -> list[str]:

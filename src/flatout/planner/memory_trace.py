@@ -22,7 +22,14 @@ from pathlib import Path
 from flatout.agent.journal_file import open_claims
 from flatout.launch import trial_folders
 from flatout.launch.rollback import rollback
-from flatout.launch.trial_process import TRACE, byte_code, last_output, not_journaled, scratch_root
+from flatout.launch.trial_process import (
+    TRACE,
+    byte_code,
+    input_file,
+    last_output,
+    not_journaled,
+    scratch_root,
+)
 from flatout.launch.workloads import parse_workload
 from flatout.planner.tracing.script import ScriptTracer, TraceRequest
 from flatout.records.errors import UserError
@@ -167,6 +174,7 @@ class _Process:
             "folder": str(self.folder),
             "replies": theirs,
             "not_journaled": not_journaled(self.environment),
+            "input": input_file(),
         }
         path = self.folder / "spec.json"
         path.write_text(json.dumps(spec), encoding="utf-8")

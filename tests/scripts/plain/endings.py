@@ -20,6 +20,8 @@ if how == "terminal":
         input("continue? ")
     except EOFError:
         print(f"nobody answers on a terminal of {rows} x {columns}")
+if how == "input" and sys.stdin.read() != "lr: 0.01":
+    raise ValueError("no settings")
 model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 if how == "orphans":

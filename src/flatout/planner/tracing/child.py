@@ -32,12 +32,22 @@ def main(arguments: list[str]) -> int:
     folder = Path(spec["folder"])
     undo_journal.install(folder, tuple(spec["not_journaled"]))
     server = _Server(spec, folder)
-    with os.fdopen(spec["replies"], "w", encoding="utf-8") as replies:
-        for number, line in enumerate(sys.stdin):
+    requests = os.fdopen(os.dup(sys.stdin.fileno()), encoding="utf-8")
+    with requests, os.fdopen(spec["replies"], "w", encoding="utf-8") as replies:
+        for number, line in enumerate(requests):
+            begin_input(spec["input"])
             reply = server.answer(parse_json(line), folder / f"stream-{number}.json")
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
     return 0
+
+
+def begin_input(path: str | None) -> None:
+    """Let the script read what `flatout plan` was given as its input, from its beginning."""
+    descriptor = os.open(path if path and os.access(path, os.R_OK) else os.devnull, os.O_RDONLY)
+    os.dup2(descriptor, 0)
+    os.close(descriptor)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
 
 
 class _Server:
