@@ -12,6 +12,7 @@ import functools
 import random
 import sys
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -83,6 +84,8 @@ def part_of_batch(batch: Any, part: Part, samples: int) -> Any:
         if isinstance(item, torch.Tensor | np.ndarray):
             is_cut = bool(item.ndim) and len(item) == samples
             found += is_cut
+            if is_cut and isinstance(item, torch.Tensor) and item.requires_grad:
+                return _Cut.apply(item, part)  # type: ignore[no-untyped-call]
             return item[where] if is_cut else item
         if isinstance(item, list | tuple) and len(item) == samples and not _holds_tensors(item):
             return item[where]
@@ -116,15 +119,21 @@ class SharedStreams:
     """Random streams that all ranks draw from alike, apart from those that are each rank's own.
 
     Samplers choose by the shared ones, so all ranks choose the same; dropout and random
-    augmentation draw from the rank's own, so they differ from rank to rank.
+    augmentation draw from the rank's own, so they differ from rank to rank. Until `split` there is
+    one stream, alike on all ranks: a script that makes its batches itself draws them from it.
     """
 
     def __init__(self, part: Part) -> None:
         self.rank = part.rank
-        self.shared = Streams()
+        self.shared: Streams | None = None
         self._own: Streams | None = None
-        if part.rank:
-            seed_all(self._rank_seed())
+
+    def split(self) -> None:
+        """Give this rank streams of its own from now on."""
+        if self.shared is None:
+            self.shared = Streams()
+            if self.rank:
+                seed_all(self._rank_seed())
 
     def _rank_seed(self) -> int:
         return (torch.initial_seed() + self.rank * RANK_SEEDS) % 2**63
@@ -140,7 +149,8 @@ class SharedStreams:
         @functools.wraps(seed)
         def seeded(*args: Any, **kwargs: Any) -> Any:
             result = seed(*args, **kwargs)
-            if self._own is None and _is_scripts(sys._getframe(1)):
+            is_outside = self._own is None and _is_scripts(sys._getframe(1))
+            if self.shared is not None and is_outside:
                 self.shared.torch = torch.default_generator.get_state()
                 if self.rank:
                     torch.default_generator.manual_seed(self._rank_seed())
@@ -151,14 +161,17 @@ class SharedStreams:
     def _reading(self, read: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(read)
         def state() -> Any:
-            return self.shared.torch.clone() if _is_scripts(sys._getframe(1)) else read()
+            if self.shared is None or not _is_scripts(sys._getframe(1)):
+                return read()
+            return self.shared.torch.clone()
 
         return state
 
     def begin(self) -> None:
         """Draw from the shared streams until `end`."""
-        self._own = Streams()
-        self.shared.set_back()
+        if self.shared is not None:
+            self._own = Streams()
+            self.shared.set_back()
 
     def end(self) -> None:
         """Draw from the rank's own streams again."""
@@ -221,6 +234,8 @@ class Feed:
         """Whether a backward followed the last batch that was shared out."""
         self.is_whole = False
         """Whether its batches stay whole for good, since they cannot be cut."""
+        self.chosen = 0
+        """Checksum of the numbers of all samples that were chosen."""
 
 
 class SharedBatches:
@@ -242,6 +257,8 @@ class SharedBatches:
                 chosen = next(source, None)
             if chosen is None:
                 return
+            if isinstance(chosen, list) and all(isinstance(x, int | np.integer) for x in chosen):
+                feed.chosen = zlib.crc32(np.asarray(chosen, dtype=np.int64).tobytes(), feed.chosen)
             if feed.shares and isinstance(chosen, list) and chosen:
                 own = feed.part.take(chosen)
                 feed.sizes.append((len(chosen), len(own)))
@@ -271,8 +288,25 @@ class Feeds:
         """The iterators that gave batches since the last backward."""
         self.worked_on = 0
         """Samples in the last training call of a model; 0 where that was not seen."""
-        self.has_drawn = False
         self.warned = False
+        self.first_part: tuple[int, int] | None = None
+        """Samples of the first batch that was shared out, and how many are here; until the backward
+        of it."""
+        self.has_trained_on_parts = False
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether a loader feeds the training: one that did, or gave a batch since the last step.
+
+        Of an evaluation in between nothing is left when the training goes on.
+        """
+        is_known = any(feed.trains for feed in self.by_loader.values())
+        return is_known or any(iterator.count for iterator in self.drawn.values())
+
+    @property
+    def chosen(self) -> int:
+        """A checksum of the samples that the loaders of the training chose, whole batches each."""
+        return sum(feed.chosen for feed in self.by_loader.values() if feed.trains)
 
     def begin(self, loader: Any, *, is_training: bool) -> None:
         """Make a loader ready for an iterator, which is then made from the shared streams."""
@@ -306,7 +340,8 @@ class Feeds:
                 "counted of them is of this rank's part only"
             )
         feed.is_used = not is_shared
-        self.has_drawn = True
+        if is_shared and self.first_part is None:
+            self.first_part = samples, own
         weight = self.part.weight(samples) if is_shared else 1 / self.part.ranks
         iterator.latest.append((own, weight))
         iterator.count += torch.is_grad_enabled()
@@ -334,6 +369,9 @@ class Feeds:
             if iterator.count == 1 and not feed.is_whole:
                 feed.trains = feed.shares = True
             iterator.count, feed.is_used = 0, True
+        if self.streams is not None and self.is_fed:
+            self.streams.split()
+        self.has_trained_on_parts |= self.first_part is not None
 
 
 class _SharedIterator:
@@ -387,19 +425,38 @@ class _Gather(torch.autograd.Function):
 
     So every rank has the gradient of all rows, and its own part times the ranks is what the ranks'
     gradients sum up to: nothing is sent in backward.
+    Forward and backward are made of this and of `_Cut`, so gradients of gradients are right, too.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, part: Part) -> torch.Tensor:
-        ctx.part, ctx.rows = part, len(rows)
+        ctx.part = part
         found = [torch.empty_like(rows) for _ in range(part.ranks)]
         dist.all_gather(found, rows)
         return torch.cat(found)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        start = ctx.part.rank * ctx.rows
-        return grad[start : start + ctx.rows] * ctx.part.ranks, None
+        own = _Cut.apply(grad, ctx.part)  # type: ignore[no-untyped-call]
+        return own * ctx.part.ranks, None
+
+
+class _Cut(torch.autograd.Function):
+    """This rank's rows of a tensor that is alike on all ranks, as what another model gave is.
+
+    Each rank has the gradient of its own rows alone, times the ranks: those of all of them, put
+    together and divided by the ranks, are that of the tensor, and alike again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, part: Part) -> torch.Tensor:
+        ctx.part = part
+        return whole[part.of(len(whole))].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        whole = _Gather.apply(grad.contiguous(), ctx.part)  # type: ignore[no-untyped-call]
+        return whole / ctx.part.ranks, None
 
 
 def gathered(output: Any, samples: int, part: Part) -> Any:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from flatout.parallel.group import device_of_group, say, stop
+from flatout.parallel.group import device_of_group, differs, say, stop
 
 BUCKET_BYTES = 250 << 20
 """Bytes that are sent together where a model's state is made alike, as DDP does."""
@@ -93,12 +93,7 @@ class Replicas:
             for group in optimizer.param_groups
             for p in group["params"]
         ]
-        if not sums:
-            return
-        own = torch.stack(sums).nan_to_num().flatten()
-        first = own.clone()
-        dist.broadcast(first, 0)
-        if not torch.equal(own, first):
+        if differs(sums):
             stop(
                 f"after step {steps} the parameters differ from rank 0's: the script changes them "
                 "apart from backward and step, so it cannot be spread over ranks as it is"

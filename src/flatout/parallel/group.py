@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -37,6 +37,9 @@ WAIT = datetime.timedelta(minutes=10)
 """How long a rank waits for the others in one exchange: evaluation and saving take a while."""
 LET_GO_S = 0.2
 """What gloo's threads get to let go of the last exchange's tensors, which takes microseconds."""
+NAMED_S = 5.0
+"""How long a rank that lost another one waits to be ended: the other one has the reason, and
+torchrun names the first that it sees gone."""
 FAILED = 2
 """Exit code of a rank that cannot go on without training something wrong."""
 MAX_SEED = 2**32
@@ -96,6 +99,25 @@ def join(ranks: int, *, uses_host: bool = False) -> bool:
     dist.broadcast(seed, 0)
     seed_all(int(seed))
     return True
+
+
+def is_about_another(error: Exception) -> bool:
+    """Return whether an exchange failed since another rank is gone."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+def differs(values: Sequence[torch.Tensor], close: float = 0.0) -> bool:
+    """Return whether numbers of this rank are others than rank 0's; every rank has as many.
+
+    `close`: the relative difference up to which they are not.
+    """
+    if not values:
+        return False
+    own = torch.cat([one.reshape(-1) for one in values]).to(device_of_group(), torch.float64)
+    own = own.nan_to_num()
+    first = own.clone()
+    dist.broadcast(first, 0)
+    return bool(((own - first).abs() > close * first.abs()).any())
 
 
 def device_of_group() -> torch.device:

@@ -1,6 +1,9 @@
 """A training for one device, run by several ranks: what happens at each of its hook points."""
 
 import functools
+import sys
+import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +21,12 @@ from flatout.parallel.engines import Replicas, Shards, warn_of_batch_statistics
 CHECKED_EVERY = 500
 """Steps between two comparisons of the ranks' parameters; at first they are compared after steps
 1, 2, 4, 8 and so on."""
-CLOSE = 1e-3
-"""Relative difference below which a loss is taken for the mean of its parts' losses: single
-precision leaves 1e-6, a sum or another rule is off by far more."""
+CLOSE, CLOSE_IN_HALF = 1e-3, 3e-2
+"""Relative difference below which an output is taken for that of its parts put together: single
+precision leaves 1e-6, and 16 bits some 1e-2; a sum or another rule is off by far more."""
+
+ROUNDED = 1e-5
+"""Relative difference below which inputs are the same."""
 
 
 def never_quietly(act: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,6 +40,8 @@ def never_quietly(act: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return act(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  whatever it is, going on would train wrongly
+            if group.is_about_another(error):
+                time.sleep(group.NAMED_S)
             group.stop(f"cannot spread this training: {type(error).__name__}: {error}")
 
     return acting
@@ -51,8 +59,10 @@ class ParallelTraining:
         """Inside models of a script without a loader: where this rank's draws have come to."""
         self.odd_weights = torch.zeros((), dtype=torch.float64, device=group.device_of_group())
         """How far from one the ranks' shares in a batch added up to, at worst."""
-        self.averages_parts: bool | None = None
-        """Of such a script: whether its loss is the mean of the parts' losses; None: not asked."""
+        self.cuts: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        """Of the models of such a script: whether a batch's outputs are those of its parts."""
+        self.calls = 0
+        """Training calls on batches that no loader gave."""
         self.losses: list[torch.Tensor] = []
         """What models gave as their own losses since the last backward, and what a GradScaler was
         given: the script prints them, and backward is called on what was made of them."""
@@ -71,7 +81,27 @@ class ParallelTraining:
         training = cls(Part(dist.get_rank(), ranks), engine)
         patching.wrap(torch.amp.GradScaler, "scale", training._scale)
         patching.wrap(torch.nn.DataParallel, "__init__", _say_ddp)
+        patching.wrap(sys, "excepthook", training._explaining)
         return training
+
+    def _explaining(self, show: Callable[..., None]) -> Callable[..., None]:
+        """Return what shows an error; after one in the first part of a batch it says what that is.
+
+        Before it the training took a step with a whole batch.
+        """
+
+        @functools.wraps(show)
+        def explain(*error: Any) -> None:
+            show(*error)
+            if self.feeds.first_part and not self.feeds.has_trained_on_parts:
+                samples, own = self.feeds.first_part
+                sys.stderr.write(
+                    f"flatout: this was the first batch of which each rank has a part, {own} of "
+                    f"{samples} samples: a script that counts on its batch size has to take it "
+                    "from the batch, as in len(x)\n"
+                )
+
+        return explain
 
     @never_quietly
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -115,24 +145,36 @@ class ParallelTraining:
         @functools.wraps(call)
         def run(*args: Any, **kwargs: Any) -> Any:
             samples = leading([*args, *kwargs.values()])
-            if self.feeds.has_drawn:
+            if self.feeds.is_fed:
                 self.feeds.worked_on = samples
                 output = call(*args, **kwargs)
                 self.losses += [one for one in _leaves(output) if one.ndim == 0]
                 return output
-            if self.averages_parts is False or not samples or samples % self.part.ranks:
+            self._check_inputs((args, kwargs))
+            if not samples or samples % self.part.ranks:
                 return call(*args, **kwargs)
-            if self.averages_parts is None:
-                self.averages_parts = self._averages_parts(call, root, samples, (args, kwargs))
-                if not self.averages_parts:
-                    group.say(
-                        "the model's own loss is not the mean of its parts' losses: every rank "
-                        "trains on whole batches, which gains nothing"
-                    )
-                    return call(*args, **kwargs)
+            if root not in self.cuts:
+                self.cuts[root] = self._can_cut(call, root, samples, (args, kwargs))
+            if not self.cuts[root]:
+                return call(*args, **kwargs)
             return self._shared_call(call, samples, (args, kwargs))
 
         return run
+
+    @never_quietly
+    def _check_inputs(self, given: Any) -> None:
+        """Stop where a script that makes its batches itself makes others on each rank."""
+        self.calls += 1
+        if not _is_due(self.calls):
+            return
+        batch = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor)]
+        sums = [_ordered_sum(x) for x in batch if not x.requires_grad]
+        # What a frozen model gave may differ in its last bits.
+        if group.differs(sums, ROUNDED):
+            group.stop(
+                "this rank makes other batches than rank 0: the script draws them from a generator "
+                "of its own without a seed; give it one, or draw from torch's, numpy's or random's"
+            )
 
     def _shared_call(
         self, call: Callable[..., Any], samples: int, given: tuple[tuple[Any, ...], dict[str, Any]]
@@ -149,31 +191,44 @@ class ParallelTraining:
         script.set_back()
         return gathered(output, samples // self.part.ranks, self.part)
 
-    def _averages_parts(
+    def _can_cut(
         self,
         call: Callable[..., Any],
         root: Any,
         samples: int,
         given: tuple[tuple[Any, ...], dict[str, Any]],
     ) -> bool:
-        """Return whether numbers that the model returns are means over the samples, by trying."""
+        """Return whether the outputs for a batch are those of its parts put together, by trying.
+
+        Numbers have to be means over the samples. They are not where a model compares samples, and
+        outputs are not where the first dimension is time, or where they have the samples elsewhere.
+        """
         streams, states = Streams(), {m: m.training for m in root.modules()}
+        buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
         root.eval()
         try:
             with torch.no_grad():
-                whole = _numbers(call(*given[0], **given[1]))
+                whole = _leaves(call(*given[0], **given[1]))
                 args, kwargs = part_of_batch(given, self.part, samples)
-                parts = _numbers(
-                    gathered(call(*args, **kwargs), samples // self.part.ranks, self.part)
-                )
+                own = call(*args, **kwargs)
+                parts = _leaves(gathered(own, samples // self.part.ranks, self.part))
+            is_same = len(whole) == len(parts) and all(map(_is_close, whole, parts))
+        except Exception:  # noqa: BLE001  a model that parts of a batch are too small for
+            is_same = False
         finally:
             for module, was_training in states.items():
                 module.training = was_training
+            for buffer, value in buffers:
+                buffer.data.copy_(value)
             streams.set_back()
-        return len(whole) == len(parts) and all(
-            abs(one - other) <= CLOSE * max(abs(one), abs(other))
-            for one, other in zip(whole, parts, strict=True)
-        )
+        agreed = torch.tensor(float(is_same), device=group.device_of_group())
+        dist.all_reduce(agreed, dist.ReduceOp.MIN)
+        if not agreed:
+            group.say(
+                f"what {type(root).__name__} makes of a batch is not what it makes of its parts, "
+                "put together: every rank trains it on whole batches, which gains nothing"
+            )
+        return bool(agreed)
 
     def backward(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a backward after which every rank has the gradients of the whole batch."""
@@ -207,7 +262,7 @@ class ParallelTraining:
     def _trained(self, outputs: Sequence[torch.Tensor]) -> None:
         """Make the loss that the script prints next that of the whole batch."""
         weight = self.feeds.weight()
-        if self.feeds.has_drawn:
+        if self.feeds.is_fed:
             losses = {id(one): one for one in (*self.losses, *outputs) if one.numel() == 1}
             device = group.device_of_group()
             own = [loss.detach().to(device, torch.float64).reshape(()) for loss in losses.values()]
@@ -229,6 +284,18 @@ class ParallelTraining:
                 "ahead and they differ in size; give the loader drop_last=True"
             )
 
+    def _check_samples(self) -> None:
+        """Say once where the ranks choose other samples than rank 0, each by itself."""
+        own = torch.tensor([float(self.feeds.chosen)], dtype=torch.float64)
+        differ = torch.tensor(float(group.differs([own])), device=group.device_of_group())
+        dist.all_reduce(differ)
+        if differ and not self.feeds.warned:
+            self.feeds.warned = True
+            group.say(
+                "the ranks choose different samples, so an epoch may have some twice and others "
+                "not at all: the sampler draws from a generator of its own without a seed"
+            )
+
     @never_quietly
     def optimizer(self, optimizer: Any) -> None:
         """Take on an optimizer before its first step."""
@@ -239,9 +306,10 @@ class ParallelTraining:
         def after_step(*_: Any) -> None:
             nonlocal steps
             steps += 1
-            if steps % CHECKED_EVERY == 0 or steps.bit_count() == 1:
+            if _is_due(steps):
                 self.engine.check(optimizer, steps)
                 self._check_weights()
+                self._check_samples()
 
         optimizer.register_step_post_hook(after_step)
 
@@ -262,8 +330,26 @@ def _leaves(output: Any) -> list[torch.Tensor]:
     return [one for one in leaves if isinstance(one, torch.Tensor) and one.is_floating_point()]
 
 
-def _numbers(output: Any) -> list[float]:
-    return [float(one) for one in _leaves(output) if one.ndim == 0]
+def _is_due(count: int) -> bool:
+    """Return whether the ranks are compared after so many steps."""
+    return count % CHECKED_EVERY == 0 or count.bit_count() == 1
+
+
+def _is_close(whole: torch.Tensor, parts: torch.Tensor) -> bool:
+    """Return whether two outputs are the same but for rounding."""
+    if whole.shape != parts.shape:
+        return False
+    is_half = whole.element_size() == 2 or torch.is_autocast_enabled(whole.device.type)
+    close = CLOSE_IN_HALF if is_half else CLOSE
+    norm = torch.linalg.vector_norm
+    return bool(norm(whole - parts) <= close * norm(whole))
+
+
+def _ordered_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Return sums that change with the values and the order of the samples."""
+    values = tensor.detach().abs() if tensor.is_complex() else tensor.detach()
+    rows = values.double().reshape(len(values) if values.ndim else 1, -1).sum(1)
+    return torch.stack((rows.sum(), rows @ torch.arange(1.0, len(rows) + 1).to(rows)))
 
 
 def _say_ddp(construct: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 import os
 import sys
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -14,8 +15,31 @@ if kind == "own group":
 model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 kept = tuple(model.parameters()) if kind == "tuple" else ()
-for x, y in DataLoader(TensorDataset(torch.randn(32, 4), torch.randn(32, 2)), batch_size=8):
+data = TensorDataset(torch.randn(32, 4), torch.randn(32, 2))
+
+
+class Unseeded:
+    """Batches of samples that are drawn from a generator without a seed."""
+
+    def __init__(self):
+        self.dice = np.random.default_rng()
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        return (self.dice.permutation(32)[:8].tolist() for _ in range(4))
+
+
+batches = DataLoader(data, batch_size=8)
+if kind == "samplers apart":
+    batches = DataLoader(data, batch_sampler=Unseeded())
+if kind == "batches apart":
+    batches = [data[rows] for rows in Unseeded()]
+for x, y in batches:
     out = model(x)
+    if kind == "counts on 8":
+        y = y.view(8, 2)
     loss = (out - y).square().mean()
     optimizer.zero_grad()
     loss.backward()

@@ -120,6 +120,8 @@ def test_what_cannot_be_offloaded_is_refused(target, spec, given, why):
         ("habits.py", ("--ranks", "1", "--zero", "3", "--offload")),
         ("gan.py", ("--ranks", "2")),
         ("get_batch.py", ("--ranks", "2")),
+        pytest.param("chained.py", ("--ranks", "2"), marks=pytest.mark.smoke),
+        ("chained.py", ("--ranks", "4")),
         ("stream.py", ("--ranks", "2")),
     ],
 )
@@ -189,6 +191,8 @@ def test_each_sample_is_drawn_once_in_an_epoch_with_draws_that_differ_by_rank(tm
     [
         ("own group", "starts its own process group"),
         ("changed apart", "after step 1 the parameters differ from rank 0's"),
+        ("batches apart", "rank 1: this rank makes other batches than rank 0"),
+        ("counts on 8", "of which each rank has a part, 4 of 8 samples"),
         ("one fails", "a disk of this rank is full"),
     ],
 )
@@ -201,6 +205,26 @@ def test_what_cannot_be_spread_ends_with_the_reason_and_leaves_no_process(tmp_pa
     assert "trained to the end" not in run.stdout
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
     assert left.stdout == ""
+
+
+@pytest.mark.slow
+def test_what_has_its_samples_elsewhere_trains_on_whole_batches_and_says_so(tmp_path):
+    alone = trained(tmp_path / "alone", "time_first.py")
+    spread = trained(tmp_path / "spread", "time_first.py", options=("--ranks", "2"))
+
+    assert spread.returncode == 0, spread.stderr
+    assert numbers(spread.stdout) == pytest.approx(numbers(alone.stdout), rel=CLOSE)
+    same_weights(tmp_path / "alone", tmp_path / "spread")
+    assert spread.stderr.count("flatout:") == 1
+    assert "what LSTM makes of a batch is not what it makes of its parts" in spread.stderr
+
+
+@pytest.mark.slow
+def test_a_sampler_that_draws_apart_on_each_rank_is_named_once(tmp_path):
+    run = trained(tmp_path / "work", "wrong.py", "samplers apart", options=("--ranks", "2"))
+
+    assert run.returncode == 0
+    assert run.stderr.count("the ranks choose different samples") == 1
 
 
 @pytest.mark.slow
