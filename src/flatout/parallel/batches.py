@@ -68,6 +68,18 @@ class Part:
         return chosen[self.of(len(chosen))] or chosen[:1]
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What this rank has of one batch."""
+
+    own: int
+    """Samples."""
+    weight: float
+    """Of their mean in the mean over the batch."""
+    is_part: bool
+    """Whether other ranks have other samples of it."""
+
+
 def part_of_batch(batch: Any, part: Part, samples: int) -> Any:
     """Return this rank's part of a batch that was made whole: tensors by their first dimension.
 
@@ -343,21 +355,21 @@ class Feeds:
         if is_shared and self.first_part is None:
             self.first_part = samples, own
         weight = self.part.weight(samples) if is_shared else 1 / self.part.ranks
-        iterator.latest.append((own, weight))
+        iterator.latest.append(Share(own, weight, is_shared))
         iterator.count += torch.is_grad_enabled()
         key = id(iterator)
         self.drawn.pop(key, None)  # the latest comes last
         self.drawn[key] = weakref.proxy(iterator, lambda _: self.drawn.pop(key, None))
 
-    def weight(self) -> float:
-        """Return the share of this rank's mean in the mean over the batch worked on.
+    def share(self) -> "Share":
+        """Return this rank's share in the batch worked on.
 
         That is the latest one with as many samples as the model was called with: Accelerate draws
         one batch ahead, and the last one of an epoch is mostly smaller.
         """
         latest = [one for iterator in self.drawn.values() for one in iterator.latest]
-        fitting = [weight for own, weight in latest if own == self.worked_on]
-        return (fitting or [weight for _, weight in latest] or [1 / self.part.ranks])[-1]
+        fitting = [one for one in latest if one.own == self.worked_on]
+        return (fitting or latest or [Share(0, 1 / self.part.ranks, is_part=False)])[-1]
 
     def trained(self) -> None:
         """Note a backward: a loader that gave one batch since the last one feeds the training.
@@ -379,8 +391,8 @@ class _SharedIterator:
 
     def __init__(self, batches: Iterator[Any], feed: Feed, feeds: Feeds) -> None:
         self.batches, self.feed, self.feeds = batches, feed, feeds
-        self.latest: deque[tuple[int, float]] = deque(maxlen=LATEST)
-        """Of the latest batches: samples that are here, and this rank's share in the mean."""
+        self.latest: deque[Share] = deque(maxlen=LATEST)
+        """Of the latest batches what is here of them."""
         self.count = 0
         """Batches since the last backward, drawn while gradients were on."""
 

@@ -15,8 +15,17 @@ from torch.utils.data import IterableDataset
 from flatout.agent import patching
 from flatout.data.proof.random_streams import Streams
 from flatout.parallel import group
-from flatout.parallel.batches import Feeds, Part, RankSeeds, gathered, leading, part_of_batch
+from flatout.parallel.batches import (
+    Feeds,
+    Part,
+    RankSeeds,
+    Share,
+    gathered,
+    leading,
+    part_of_batch,
+)
 from flatout.parallel.engines import Replicas, Shards, warn_of_batch_statistics
+from flatout.parallel.loss_form import SUM, Nodes, forms_of
 
 CHECKED_EVERY = 500
 """Steps between two comparisons of the ranks' parameters; at first they are compared after steps
@@ -61,6 +70,12 @@ class ParallelTraining:
         """How far from one the ranks' shares in a batch added up to, at worst."""
         self.cuts: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         """Of the models of such a script: whether a batch's outputs are those of its parts."""
+        self.is_sum = False
+        """Whether the loss of the backward under way is the sum of the parts' losses."""
+        self.forms: dict[Nodes, tuple[frozenset[str], int]] = {}
+        """By the nodes of their graphs what losses of whole batches were, and of how many samples.
+        """
+        self.warned_of_sum = False
         self.calls = 0
         """Training calls on batches that no loader gave."""
         self.losses: list[torch.Tensor] = []
@@ -240,7 +255,9 @@ class ParallelTraining:
             if kwargs.get("inputs") is not None:
                 group.stop("backward(inputs=...) leaves parameters out: it cannot be spread")
             outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            scale = self.feeds.weight() * self.part.ranks
+            share = self.feeds.share()
+            self.is_sum = self.feeds.is_fed and self._is_sum(outputs, share)
+            scale = self.part.ranks * (1.0 if self.is_sum else share.weight)
             self.engine.before_backward(outputs)
             if scale == 1:
                 return outputs, grad_tensors
@@ -258,15 +275,41 @@ class ParallelTraining:
 
         return run
 
+    def _is_sum(self, outputs: Sequence[torch.Tensor], share: Share) -> bool:
+        """Return whether what backward is called on is a sum over the samples of a part.
+
+        It is where the same nodes, with the same factors, have summed the samples of a whole batch:
+        then no factor is one over the samples' number, and no size is theirs by chance.
+        """
+        loss = outputs[0]
+        if len(outputs) > 1 or loss.numel() > 1 or not share.own:
+            return False
+        forms, nodes = forms_of(loss, share.own)
+        if not share.is_part:
+            self.forms.setdefault(nodes, (forms, share.own))
+            return False
+        whole, samples = self.forms.get(nodes, (frozenset(), 0))
+        if SUM not in forms or SUM not in whole or samples == share.own:
+            return False
+        if len(whole) > 1 and not self.warned_of_sum:
+            self.warned_of_sum = True
+            group.say(
+                "the loss adds a sum over the samples to something else: over ranks it is averaged "
+                "as if it were a mean, so the sum counts for less; divide it by the samples"
+            )
+        return len(whole) == 1
+
     @never_quietly
     def _trained(self, outputs: Sequence[torch.Tensor]) -> None:
         """Make the loss that the script prints next that of the whole batch."""
-        weight = self.feeds.weight()
+        weight = self.feeds.share().weight
         if self.feeds.is_fed:
             losses = {id(one): one for one in (*self.losses, *outputs) if one.numel() == 1}
             device = group.device_of_group()
             own = [loss.detach().to(device, torch.float64).reshape(()) for loss in losses.values()]
-            whole = torch.stack([*own, torch.ones((), dtype=torch.float64, device=device)]) * weight
+            counted = own if self.is_sum else [loss * weight for loss in own]
+            one = torch.full((), weight, dtype=torch.float64, device=device)
+            whole = torch.stack([*counted, one])
             dist.all_reduce(whole)
             for loss, value in zip(losses.values(), whole, strict=False):
                 loss.data.copy_(value.reshape(loss.shape))  # autograd, now done, does not see it

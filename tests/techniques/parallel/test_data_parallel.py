@@ -122,6 +122,8 @@ def test_what_cannot_be_offloaded_is_refused(target, spec, given, why):
         ("get_batch.py", ("--ranks", "2")),
         pytest.param("chained.py", ("--ranks", "2"), marks=pytest.mark.smoke),
         ("chained.py", ("--ranks", "4")),
+        ("sums.py", ("--ranks", "2")),
+        ("sums.py", ("--ranks", "4", "--zero", "2")),
         ("stream.py", ("--ranks", "2")),
     ],
 )
