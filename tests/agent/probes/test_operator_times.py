@@ -71,7 +71,8 @@ def test_what_takes_the_most_is_named_by_module_and_line_forward_and_backward():
     assert {x.module for x in found.consumers[:2]} == {"*.drop (Dropout)", "*.mix (Linear)"}
     drop = next(x for x in found.consumers if x.module == "*.drop (Dropout)")
     assert drop.line == f"dropped.py:{line}"
-    assert {x.name for x in drop.operators} >= {"aten::bernoulli_"}
+    # Nor which of its operators are among the first.
+    assert {x.name for x in drop.operators} & {"aten::bernoulli_", "aten::div_", "aten::mul"}
     assert 0.1 < drop.share <= 1
     # The products of backward belong to the layers that made them forward.
     layers = next(x for x in found.consumers if x.module == "*.mix (Linear)")
