@@ -29,7 +29,7 @@ LINES = {
     "hardware": 2_418,
     "kernels": 2_255,
     "launch": 2_087,
-    "parallel": 5_109,
+    "parallel": 5_133,
     "planner": 6_742,
     "records": 5_565,
     "reporting": 5_156,

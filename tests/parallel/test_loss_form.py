@@ -62,6 +62,18 @@ def test_a_factor_that_follows_the_number_of_samples_is_told_from_a_constant(out
     assert forms_of(of_constant, len(half))[1] == nodes
 
 
+def test_a_factor_is_read_again_and_one_that_a_hook_packed_is_not(outputs):
+    loss = 0.5 * per_sample(outputs).sum()
+    assert forms_of(loss, SAMPLES) == forms_of(loss, SAMPLES)
+    unpacked = []
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpacked.append):
+        packed = per_sample(outputs).sum() * torch.tensor(0.5)
+
+    forms_of(packed, SAMPLES)
+    assert unpacked == []
+
+
 def test_a_long_graph_is_not_followed_to_its_end(outputs):
     loss = sum((outputs.square().norm() for _ in range(1_000)), start=torch.zeros(()))
 

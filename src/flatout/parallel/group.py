@@ -109,7 +109,7 @@ def is_about_another(error: Exception) -> bool:
 def differs(values: Sequence[torch.Tensor], close: float = 0.0) -> bool:
     """Return whether numbers of this rank are others than rank 0's; every rank has as many.
 
-    `close`: the relative difference up to which they are not.
+    `close`: the difference up to which they are not.
     """
     if not values:
         return False
@@ -117,7 +117,7 @@ def differs(values: Sequence[torch.Tensor], close: float = 0.0) -> bool:
     own = own.nan_to_num()
     first = own.clone()
     dist.broadcast(first, 0)
-    return bool(((own - first).abs() > close * first.abs()).any())
+    return bool(((own - first).abs() > close).any())
 
 
 def device_of_group() -> torch.device:

@@ -24,6 +24,8 @@ PASSED = frozenset(
 FACTORS = ("MulBackward0", "DivBackward0")
 """The same where they have one such input; directly below a sum they may make a weighted mean."""
 MOST_NODES = 256
+FACTOR = "flatout_factor"
+"""Of a node's metadata: the factor, which is read once."""
 Nodes = tuple[tuple[str, float | None], ...]
 """Names of nodes, with what they multiply or divide by."""
 
@@ -73,7 +75,26 @@ def _form_of(node: Any, children: list[Any], samples: int) -> str | None:
 
 
 def _factor_of(node: Any) -> float | None:
-    """Return the number that a node multiplies or divides by; None where it cannot be read."""
-    factor = node._saved_other if node._saved_other is not None else node._saved_self
-    is_number = isinstance(factor, torch.Tensor) and factor.numel() == 1 and factor.is_cpu
-    return float(factor) if is_number else None
+    """Return the number that a node multiplies or divides by; None where it cannot be read.
+
+    What a hook has packed is not: to unpack it, checkpointing would compute the model again.
+    """
+    if FACTOR not in node.metadata:
+        node.metadata[FACTOR] = _read_factor(node)
+    factor: float | None = node.metadata[FACTOR]
+    return factor
+
+
+def _read_factor(node: Any) -> float | None:
+    for name in ("other", "self"):
+        try:
+            getattr(node, f"_raw_saved_{name}").register_hooks(_as_it_is, _as_it_is)
+        except RuntimeError:  # nothing was saved, or there is a hook
+            continue
+        value = getattr(node, f"_saved_{name}")
+        return float(value) if value.numel() == 1 and value.is_cpu else None
+    return None
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

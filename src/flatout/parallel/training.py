@@ -33,9 +33,10 @@ CHECKED_EVERY = 500
 CLOSE, CLOSE_IN_HALF = 1e-3, 3e-2
 """Relative difference below which an output is taken for that of its parts put together: single
 precision leaves 1e-6, and 16 bits some 1e-2; a sum or another rule is off by far more."""
-
 ROUNDED = 1e-5
-"""Relative difference below which inputs are the same."""
+"""Difference below which inputs are the same, of numbers up to one."""
+MOST_FORMS = 64
+"""Losses of whole batches that are kept apart: factors may differ in each step."""
 
 
 def never_quietly(act: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +76,7 @@ class ParallelTraining:
         self.forms: dict[Nodes, tuple[frozenset[str], int]] = {}
         """By the nodes of their graphs what losses of whole batches were, and of how many samples.
         """
-        self.warned_of_sum = False
+        self.warned_of_sum = self.warned_of_samples = False
         self.calls = 0
         """Training calls on batches that no loader gave."""
         self.losses: list[torch.Tensor] = []
@@ -183,7 +184,7 @@ class ParallelTraining:
         if not _is_due(self.calls):
             return
         batch = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor)]
-        sums = [_ordered_sum(x) for x in batch if not x.requires_grad]
+        sums = [_ordered_sum(x) for x in batch if x.numel() and not x.requires_grad]
         # What a frozen model gave may differ in its last bits.
         if group.differs(sums, ROUNDED):
             group.stop(
@@ -286,7 +287,8 @@ class ParallelTraining:
             return False
         forms, nodes = forms_of(loss, share.own)
         if not share.is_part:
-            self.forms.setdefault(nodes, (forms, share.own))
+            if len(self.forms) < MOST_FORMS:
+                self.forms.setdefault(nodes, (forms, share.own))
             return False
         whole, samples = self.forms.get(nodes, (frozenset(), 0))
         if SUM not in forms or SUM not in whole or samples == share.own:
@@ -332,8 +334,8 @@ class ParallelTraining:
         own = torch.tensor([float(self.feeds.chosen)], dtype=torch.float64)
         differ = torch.tensor(float(group.differs([own])), device=group.device_of_group())
         dist.all_reduce(differ)
-        if differ and not self.feeds.warned:
-            self.feeds.warned = True
+        if differ and not self.warned_of_samples:
+            self.warned_of_samples = True
             group.say(
                 "the ranks choose different samples, so an epoch may have some twice and others "
                 "not at all: the sampler draws from a generator of its own without a seed"
@@ -389,10 +391,11 @@ def _is_close(whole: torch.Tensor, parts: torch.Tensor) -> bool:
 
 
 def _ordered_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Return sums that change with the values and the order of the samples."""
+    """Return two numbers up to one that change with the values and the order of the samples."""
     values = tensor.detach().abs() if tensor.is_complex() else tensor.detach()
-    rows = values.double().reshape(len(values) if values.ndim else 1, -1).sum(1)
-    return torch.stack((rows.sum(), rows @ torch.arange(1.0, len(rows) + 1).to(rows)))
+    rows = values.double().reshape(len(values) if values.ndim else 1, -1)
+    sizes, places = rows.abs().sum(), torch.linspace(0, 1, len(rows)).to(rows)
+    return torch.stack((rows.sum(), rows.sum(1) @ places)) / sizes.clamp_min(1e-300)
 
 
 def _say_ddp(construct: Callable[..., Any]) -> Callable[..., Any]:
