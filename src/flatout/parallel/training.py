@@ -330,7 +330,7 @@ class ParallelTraining:
             )
 
     def _check_samples(self) -> None:
-        """Say once where the ranks choose other samples than rank 0, each by itself."""
+        """Say once where the ranks choose other samples than rank 0."""
         own = torch.tensor([float(self.feeds.chosen)], dtype=torch.float64)
         differ = torch.tensor(float(group.differs([own])), device=group.device_of_group())
         dist.all_reduce(differ)

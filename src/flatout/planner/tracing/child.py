@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flatout.agent import undo_journal
+from flatout.agent import patching, undo_journal
 from flatout.agent.processes import die_with_parent
 from flatout.planner.tracing.script import TraceRequest, explained
 from flatout.records.errors import UserError
@@ -47,7 +47,7 @@ def begin_input(path: str | None) -> None:
     descriptor = os.open(path if path and os.access(path, os.R_OK) else os.devnull, os.O_RDONLY)
     os.dup2(descriptor, 0)
     os.close(descriptor)
-    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    patching.swapped(sys, "stdin", os.fdopen(0, encoding="utf-8", closefd=False))
 
 
 class _Server:
