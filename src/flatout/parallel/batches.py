@@ -302,9 +302,9 @@ class Feeds:
         """Samples in the last training call of a model; 0 where that was not seen."""
         self.warned = False
         self.first_part: tuple[int, int] | None = None
-        """Samples of the first batch that was shared out, and how many are here; until the backward
-        of it."""
+        """Samples of the first batch that was shared out, and how many of them are here."""
         self.has_trained_on_parts = False
+        """Whether a backward followed it."""
 
     @property
     def is_fed(self) -> bool:
