@@ -149,3 +149,19 @@ def test_no_trace_begins_while_the_script_captures_a_graph(recorder, monkeypatch
 
     assert recorder.trace is None
     assert recorder.stops == 0
+
+
+def test_every_compilation_is_counted_beyond_those_of_which_torch_keeps_a_record():
+    def double(x):
+        return 2 * x
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.clear_compilation_metrics()
+    torch._dynamo.utils.set_compilation_metrics_limit(2)
+    recording.keep_compilations()
+
+    call = torch.compile(double, backend="eager", dynamic=False)
+    for size in range(2, 7):
+        call(torch.ones(size))
+
+    assert recording.compile_facts().recompiles == 4

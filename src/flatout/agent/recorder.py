@@ -211,6 +211,13 @@ def _fp32_matmul() -> str:
     return ""
 
 
+def keep_compilations(_: Any = None) -> None:
+    """Have torch's compiler, once loaded, keep its record of every compilation: it keeps 64."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    if compiler is not None and hasattr(compiler, "set_compilation_metrics_limit"):
+        compiler.set_compilation_metrics_limit(MOST_COMPILATIONS)
+
+
 def compile_facts() -> CompileFacts | None:
     """Return what torch's compiler did so far; None where it did nothing, or keeps no log."""
     compiler = sys.modules.get("torch._dynamo.utils")
@@ -237,6 +244,8 @@ def compile_facts() -> CompileFacts | None:
 
 
 MAX_REASON = 120
+MOST_COMPILATIONS = 100_000
+"""Records of the compiler that are kept, some kilobytes each."""
 LOAD_EVERY_S = 0.25
 """How often the machine's load is read at most."""
 LOAD_SHARE = 0.0005
@@ -299,6 +308,7 @@ class Recorder:
         self.read_load()
         one_profiler.watch()
         self.garbage.install()
+        self.session.on("root", keep_compilations)
         self.session.on("segments", self.saw_segments)
         self.session.on("enough", self.saw_enough)
         if self.spec.ends_when_refused:

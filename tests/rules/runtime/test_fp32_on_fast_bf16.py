@@ -13,7 +13,7 @@ def test_fp32_on_a_cpu_with_fast_bf16_is_reported_with_what_it_loses():
 
     finding = check(facts, machine(**FAST))
 
-    assert finding.share == 0.25
+    assert (finding.share, finding.is_bound) == (0.25, True)
     assert finding.because == (
         "fp32 computing in Net takes 100 ms of 200 ms (50 %, n=20); "
         "Xeon multiplies bf16 in hardware"
@@ -25,6 +25,16 @@ def test_products_far_below_the_peak_rate_may_still_be_the_step():
     facts = profile(models=(model(),), limits=Limits(least_step_ms=0.5))
 
     assert check(facts, machine(**FAST)) is not None
+
+
+@pytest.mark.parametrize(("kind", "share"), [("cpu", 0.15), ("cuda", 0.5)])
+def test_where_the_products_are_known_a_cpu_loses_no_more_than_they_take(kind, share):
+    trace = TraceSummary(steps=3, step_ms=100.0, product_share=0.3)
+    facts = with_regime(profile(kind=kind, models=(model(),), trace=trace))
+
+    finding = check(facts, machine(device=gpu((9, 0)), **FAST))
+
+    assert (finding.share, finding.is_bound) == (pytest.approx(share), False)
 
 
 def test_fp32_on_an_ampere_gpu_is_reported():

@@ -1,6 +1,6 @@
 """The model computes in fp32 on a device that multiplies bf16 in hardware."""
 
-from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.analysis.regime import lowered_ms, products_are_known
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
 from flatout.records.messages import words
@@ -32,7 +32,7 @@ TURNS = {"next": {"precision": "lower"}}
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report fp32 where most of the step computes and the device has fast bf16."""
-    compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
+    compute_ms = lowered_ms(profile)
     compute_share = compute_ms / profile.step_ms.median if profile.step_ms.median else 0.0
     if compute_share < MIN_COMPUTE_SHARE or not has_fast_bf16(profile, machine):
         return None
@@ -57,6 +57,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             command="flatout tune --only bf16_autocast train.py",
         ),
         evidence={"compute_ms": compute_ms, "step_ms": profile.step_ms.median},
+        is_bound=not products_are_known(profile),
     )
 
 

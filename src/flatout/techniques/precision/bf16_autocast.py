@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
 
 from flatout.agent.nested import map_leaves
-from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms, lowered_ms
 from flatout.analysis.stream_changes import is_expensive, is_half
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
@@ -90,7 +90,7 @@ Take the loss of output.float().
         if lacks_bf16(profile, machine):
             return emulated(profile, "bf16", CPU_SLOWDOWN)
         speedup = prior_for(self, profile).speedup
-        compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
+        compute_ms = lowered_ms(profile)
         return Effect(
             step_ms=-compute_ms * (1 - 1 / speedup),
             why=f"forward and backward, {compute_ms:.1f} ms, {speedup:.1f} times faster",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
 
 from flatout.agent import patching
 from flatout.agent.training_device import live_optimizers
-from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.analysis.regime import lowered_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -92,7 +92,7 @@ Step the scheduler only where the scale did not fall.
         """Expect the kernels to shrink by its prior, if the device multiplies fp16."""
         if lacks_fp16(profile, machine):
             return emulated(profile, "fp16", CPU_SLOWDOWN)
-        compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
+        compute_ms = lowered_ms(profile)
         speedup = prior_for(self, profile).speedup
         return Effect(
             step_ms=-compute_ms * (1 - 1 / speedup),

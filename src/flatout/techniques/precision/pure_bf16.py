@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.agent.nested import map_leaves
-from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.analysis.regime import lowered_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -99,7 +99,7 @@ The model, and an optimizer that rounds stochastically:
             slower = emulated(profile, "bf16", CPU_SLOWDOWN)
             return replace(slower, step_ms=slower.step_ms + rounding_ms)
         speedup = prior_for(Bf16Autocast, profile).speedup
-        compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
+        compute_ms = lowered_ms(profile)
         logits = logits_bytes(profile)
         saved = min(parameter_bytes(profile) // 2, activation_bytes(profile))
         return Effect(

@@ -69,6 +69,17 @@ def test_what_was_compiled_before_does_not_count(compiled):
     assert watch.report() == "1 regions compiled, 0 of them again"
 
 
+def test_a_record_that_was_full_already_hides_nothing(compiled):
+    torch._dynamo.utils.set_compilation_metrics_limit(2)
+    compiled(3, dynamic=False)
+    watch = CompileWatch().begin()
+    torch._dynamo.reset()
+
+    compiled(4, dynamic=False)
+
+    assert watch.report() == "1 regions compiled, 3 of them again"
+
+
 def test_a_compiler_that_nothing_reached_is_told():
     with pytest.raises(NotApplicable, match="compiled nothing"):
         CompileWatch().begin().report()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from flatout.agent.nested import leaves_of, map_leaves
-from flatout.analysis.regime import SMALL_WORK_CAUSES, addressable_ms, is_split
+from flatout.analysis.regime import SMALL_WORK_CAUSES, addressable_ms, products_are_known
 from flatout.launch.trial_process import scratch_root
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
@@ -321,7 +321,7 @@ def graph_saved_ms(profile: Profile) -> float:
     left_ms = waiting_ms if is_fused else waiting_ms / _speedup(profile)
     # Where the waits for launches are known, one launch for all kernels leaves none of them.
     speedup = prior_of(NAME, "graphs").speedup
-    return -left_ms if is_split(profile) else -left_ms * (1 - 1 / speedup)
+    return -left_ms if products_are_known(profile) else -left_ms * (1 - 1 / speedup)
 
 
 def startup_s(profile: Profile) -> float:
@@ -333,7 +333,7 @@ def startup_s(profile: Profile) -> float:
 def _speedup(profile: Profile) -> float:
     """Return what fusing is predicted to do to all of forward and backward, or to its part."""
     case = case_of(profile)
-    if is_split(profile) and case != "cpu_lowered":
+    if products_are_known(profile) and case != "cpu_lowered":
         case = "outside_products"
     return prior_of(NAME, case).speedup
 

@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from typing import Any
 
+from flatout.agent.recorder import keep_compilations
 from flatout.records.errors import NotApplicable
 
 LOGGER = "torch._dynamo.convert_frame"
@@ -45,6 +46,7 @@ class CompileWatch(logging.Handler):
         if self._known is None:
             for name in (LOGGER, SKIPS_LOGGER):
                 logging.getLogger(name).addHandler(self)
+            keep_compilations()
             self._known = len(_compilations())
         return self
 
