@@ -91,6 +91,36 @@ def test_the_sample_grows_with_the_budget_and_is_kept_for_a_tuning_that_goes_on(
     assert again.sample == more.sample
 
 
+def test_of_data_that_changed_another_sample_is_packed(pictures, tmp_path):
+    before = pack_for_tuning(str(pictures), tmp_path, 1e-6, lambda _: None)
+    stored = read_header(tmp_path / SAMPLE_STORE).source["fingerprint"]
+    for number in range(50):
+        (pictures / "one" / f"{number:03}.png").unlink()
+
+    after = pack_for_tuning(str(pictures), tmp_path, 1e-6, lambda _: None)
+
+    assert (before.sample.samples, after.sample.samples) == (64, 50)
+    assert read_header(tmp_path / SAMPLE_STORE).source["fingerprint"] != stored
+
+
+def test_a_sample_that_was_interrupted_is_packed_again_in_the_size_of_now(
+    pictures, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("flatout.workflow.pack_for_tuning.TIME_SHARE", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("flatout.data.writer._assemble", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pack_for_tuning(str(pictures), tmp_path, 1e6, lambda _: None)
+
+    cost = pack_for_tuning(str(pictures), tmp_path, 1e-6, lambda _: None)
+
+    assert cost.sample.samples == 64
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
 def test_of_texts_the_command_keeps_them_as_they_are(tmp_path, monkeypatch):
     monkeypatch.setenv(TIMED_SAMPLE, "")
     lines = tmp_path / "lines.txt"

@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -95,6 +96,7 @@ def join(ranks: int, *, uses_host: bool = False) -> bool:
         if name in LAUNCH_VARIABLES or name.startswith("TORCHELASTIC_"):
             del os.environ[name]
     patching.wrap(dist, "init_process_group", _refuse_second)
+    patching.wrap(sys, "excepthook", _let_another_be_named)
     seed = torch.tensor([int.from_bytes(os.urandom(4), "little")], device=device_of_group())
     dist.broadcast(seed, 0)
     seed_all(int(seed))
@@ -145,6 +147,17 @@ def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
         time.sleep(LET_GO_S)
+
+
+def _let_another_be_named(report: Callable[..., Any]) -> Callable[..., Any]:
+    """Say nothing for a while of an exchange that failed since another rank is gone."""
+
+    def wait(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception) and is_about_another(error):
+            time.sleep(NAMED_S)
+        report(kind, error, trace)
+
+    return wait
 
 
 def _refuse_second(_original: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,11 +6,21 @@ what packing would bring; the report has that, the cost of all, and the command.
 """
 
 import os
+import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flatout.data.format import HEADER, RAISE, STORES, TIMED_SAMPLE, Encoding, Header, read_header
+from flatout.data.format import (
+    HEADER,
+    RAISE,
+    STAGING,
+    STORES,
+    TIMED_SAMPLE,
+    Encoding,
+    Header,
+    read_header,
+)
 from flatout.data.sources import open_source
 from flatout.data.sources.source import Source, SourceSample
 from flatout.data.staging import locked
@@ -130,9 +140,14 @@ def cost_of(source: Source, target: str, out: Path) -> PackCost:
 def _packed_sample(
     source: Source, store: Path, cost: PackCost, budget_s: float, tell: Tell
 ) -> Header:
-    """Return the header of a packed sample: of this tuning before an interruption, or a new one."""
-    if (store / HEADER).is_file():
-        return read_header(store)
+    """Return the header of a packed sample: of an earlier tuning of the same data, or a new one."""
+    header = read_header(store) if (store / HEADER).is_file() else None
+    if header is not None:
+        same = SourceSample(whole=source, size=int(header.source["samples"]))
+        if header.source["fingerprint"] == same.fingerprint():
+            return header
+    if (store / STAGING).is_dir() or (header is not None and header.sample_of):
+        shutil.rmtree(store)  # of other data, or unfinished: its size follows from the speed then
     affordable = int(len(source) * SAMPLE_SHARE * budget_s / cost.seconds)
     room = min(MOST_SAMPLE_BYTES, DISK_SHARE * cost.free_bytes)
     fitting = int(len(source) * room / max(1, cost.bytes))
