@@ -311,6 +311,17 @@ def test_a_training_technique_passes_on_purpose_but_damage_is_seen() -> None:
     assert "rises" in check_of(Numerics.TRAINING, candidate=replace(runs.repeat, losses=rising)).why
 
 
+@pytest.mark.parametrize(("last", "status"), [(-130.0, "on_purpose"), (100.0, "rejected")])
+def test_a_log_likelihood_that_rises_above_zero_is_damage(last: float, status: str) -> None:
+    runs = base("mlp")
+    before = replace(runs.record, losses=(-100.0, *[-120.0] * 7))
+    after = replace(runs.repeat, losses=(-100.0, *[last] * 7))
+
+    check = check_of(Numerics.TRAINING, baseline=before, candidate=after)
+
+    assert check.status == status
+
+
 def test_a_doubled_dropout_rate_is_rejected() -> None:
     runs = base("mlp")
     candidate = replace(

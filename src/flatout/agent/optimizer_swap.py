@@ -177,14 +177,22 @@ def become(
     if not _is_stepping(optimizer):
         _change(optimizer, kind, settings)
         convert(optimizer)
-        optimizer.register_step_pre_hook(prepare)
-        optimizer.register_step_post_hook(finish)
-        return
-    first = _FirstStep(optimizer, kind, settings, convert)
-    optimizer.register_step_pre_hook(first.hide)
-    optimizer.register_step_pre_hook(prepare)
-    optimizer.register_step_post_hook(lambda *_: first.make(prepare, finish))
-    optimizer.register_step_post_hook(finish)
+    else:
+        first = _FirstStep(optimizer, kind, settings, convert)
+        act_around_steps(optimizer, first.hide, lambda *_: first.make(prepare, finish))
+    act_around_steps(optimizer, prepare, finish)
+
+
+def act_around_steps(optimizer: Optimizer, before: Hook, after: Hook) -> None:
+    """Act before and after each step, inside of those who do so already.
+
+    Torch calls both in the order in which they came. Of two that set a rate for a step and put back
+    what they found, the later one would put back what the earlier one had set.
+    """
+    optimizer.register_step_pre_hook(before)
+    handle = optimizer.register_step_post_hook(after)
+    hooks: Any = handle.hooks_dict_ref()
+    hooks.move_to_end(handle.id, last=False)
 
 
 def bare_step(kind: type[Optimizer]) -> Callable[..., Any]:

@@ -2,17 +2,26 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import pickle
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
 
-from flatout.agent.untouched import buffers_kept, streams_kept
+from flatout.agent.untouched import (
+    KeptBuffer,
+    buffers_kept,
+    buffers_of,
+    host_streams,
+    streams_kept,
+)
 
 KEPT_OPERATORS = (
     "mm",
@@ -42,10 +51,12 @@ def recomputed(
 ) -> Any:
     """Run a call of a module and keep only its arguments, or with them its matrix products.
 
-    Random streams and autocast are as they were in the second run, and buffers are put back after
-    it: batch statistics do not move twice.
+    Random streams and autocast are as they were in the second run, and so are buffers: a spectral
+    norm or a codebook computes with what the call itself moves on. After it they are put back:
+    batch statistics do not move twice.
     """
-    contexts = functools.partial(_contexts, module, is_selective=is_selective)
+    before, drawn_from, second = buffers_of(module), _host_states(), _SecondRun(module)
+    contexts = functools.partial(_contexts, second, is_selective=is_selective)
     names, count = tuple(kwargs), len(args)
 
     def run(_signs: Any, *given: Any) -> Any:
@@ -54,7 +65,12 @@ def recomputed(
     # Torch puts back the random streams of those devices only that it sees tensors of, and it looks
     # at what is given by position alone.
     given = (_signs(module), *args, *kwargs.values())
-    return checkpoint(run, *given, use_reentrant=False, context_fn=contexts)
+    output = checkpoint(run, *given, use_reentrant=False, context_fn=contexts)
+    second.start = _moved(module, before)
+    # Torch sees to its own streams.
+    has_drawn = pickle.dumps(_host_states()) != pickle.dumps(drawn_from)
+    second.streams = drawn_from if has_drawn else {}
+    return output
 
 
 def _signs(module: torch.nn.Module) -> list[torch.Tensor]:
@@ -71,20 +87,72 @@ def _devices(module: torch.nn.Module) -> list[torch.device]:
 
 
 def _contexts(
-    module: torch.nn.Module, *, is_selective: bool
+    second: "_SecondRun", *, is_selective: bool
 ) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
     if not is_selective:
-        return contextlib.nullcontext(), buffers_kept(module)
-    forward, again = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-    return forward, _both(buffers_kept(module), again)
+        return contextlib.nullcontext(), second
+    forward, second.inner = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+    return forward, second
 
 
-@contextlib.contextmanager
-def _both(
-    outer: contextlib.AbstractContextManager[Any], inner: contextlib.AbstractContextManager[Any]
-) -> Iterator[None]:
-    with outer, inner:
-        yield
+class _SecondRun:
+    """What a second run is made in, and one more for each further backward through the graph."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.inner: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        self.start: list[KeptBuffer] = []
+        """The buffers that the first run moved, as it found them."""
+        self.streams: dict[str, Any] = {}
+        """Python's and numpy's random streams as it found them, where it drew from any."""
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(buffers_kept(self.module))
+            for kept in self.start:
+                kept.put_back()
+            if self.streams:
+                stack.enter_context(streams_kept())
+                for name, (_, put) in host_streams().items():
+                    if name in self.streams:
+                        put(self.streams[name])
+            stack.enter_context(self.inner)
+            self._stack = stack.pop_all()
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+
+def _host_states() -> dict[str, Any]:
+    return {name: read() for name, (read, _) in host_streams().items()}
+
+
+_MOVING: "weakref.WeakKeyDictionary[torch.nn.Module, frozenset[tuple[int, str]]]" = (
+    weakref.WeakKeyDictionary()
+)
+"""By module the buffers that its first call moved, by owner and name: to compare waits for a GPU.
+"""
+
+
+def _moved(module: torch.nn.Module, before: Sequence[KeptBuffer]) -> list[KeptBuffer]:
+    """Return the buffers that a call moved; of large tables that rest no copy is held."""
+    if module not in _MOVING:
+        changed = frozenset((id(kept.owner), kept.name) for kept in before if _differs(kept))
+        _MOVING[module] = changed
+    moving = _MOVING[module]
+    return [
+        kept
+        for kept in before
+        # What is written past torch's count of changes was seen in the first call.
+        if (id(kept.owner), kept.name) in moving or kept.is_replaced or kept.is_written
+    ]
+
+
+def _differs(kept: KeptBuffer) -> bool:
+    if isinstance(kept.buffer, FakeTensor) or kept.buffer.is_meta:
+        return False
+    return not torch.equal(kept.buffer, kept.value)
 
 
 def _policy(_context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

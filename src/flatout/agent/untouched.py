@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,34 +32,72 @@ def _streams() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """Return how to read and how to set the streams, by name."""
     import torch
 
-    found: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-        "random": (random.getstate, random.setstate),
-        "torch": (torch.get_rng_state, torch.set_rng_state),
-    }
-    if "numpy.random" in sys.modules:
-        numpy = sys.modules["numpy.random"]
-        # The other form is for one kind of generator alone.
-        found["numpy.random"] = functools.partial(numpy.get_state, legacy=False), numpy.set_state
+    found = host_streams() | {"torch": (torch.get_rng_state, torch.set_rng_state)}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["torch.cuda"] = torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all
     return found
 
 
-@contextmanager
-def buffers_kept(module: "torch.nn.Module") -> Iterator[None]:
-    """Put the module's buffers back at the end, those too that were replaced by others."""
-    before = [
-        (owner, name, buffer, buffer.detach().clone())
+def host_streams() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Return how to read and how to set Python's and numpy's streams, by name."""
+    found: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+        "random": (random.getstate, random.setstate)
+    }
+    if "numpy.random" in sys.modules:
+        numpy = sys.modules["numpy.random"]
+        # The other form is for one kind of generator alone.
+        found["numpy.random"] = functools.partial(numpy.get_state, legacy=False), numpy.set_state
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptBuffer:
+    """A buffer as it was."""
+
+    owner: "torch.nn.Module"
+    name: str
+    buffer: "torch.Tensor"
+    value: "torch.Tensor"
+    changes: int
+
+    @property
+    def is_written(self) -> bool:
+        """Whether torch counted a change since."""
+        return _changes(self.buffer) != self.changes
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether its owner has another one now."""
+        return self.owner._buffers.get(self.name) is not self.buffer
+
+    def put_back(self) -> None:
+        """Let it be, and say, what it was and said."""
+        if self.is_replaced:
+            self.owner._buffers[self.name] = self.buffer
+        if self.buffer.shape == self.value.shape:
+            # Past autograd: batch norm saved its statistics for a backward that never reads them.
+            self.buffer.data.copy_(self.value)
+
+
+def buffers_of(module: "torch.nn.Module") -> list[KeptBuffer]:
+    """Return the module's buffers as they are now."""
+    return [
+        KeptBuffer(owner, name, buffer, buffer.detach().clone(), _changes(buffer))
         for owner in module.modules()
         for name, buffer in owner.named_buffers(recurse=False)
     ]
+
+
+def _changes(buffer: "torch.Tensor") -> int:
+    return 0 if buffer.is_inference() else buffer._version
+
+
+@contextmanager
+def buffers_kept(module: "torch.nn.Module") -> Iterator[None]:
+    """Put the module's buffers back at the end, those too that were replaced by others."""
+    before = buffers_of(module)
     try:
         yield
     finally:
-        for owner, name, buffer, value in before:
-            if owner._buffers.get(name) is not buffer:
-                owner._buffers[name] = buffer
-            if buffer.shape == value.shape:
-                # Past autograd: batch norm saved its statistics for a backward that never reads
-                # them.
-                buffer.data.copy_(value)
+        for kept in before:
+            kept.put_back()

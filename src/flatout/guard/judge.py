@@ -159,8 +159,9 @@ def _training(trials: Trials) -> LossCheck:
         return _rejected({"loss": SHARE_CAP}, words("guard.not_finite"))
     first, last = record.losses[0], _mean_of_last(record.losses)
     before = trials.baseline.losses
-    limit = DIVERGED * max(abs(first), abs(_mean_of_last(before)) if before else 0.0)
-    if last > limit:
+    known = (first, _mean_of_last(before)) if before else (first,)
+    # From where they are, not times that: a log-likelihood is below zero.
+    if last > max(known) + (DIVERGED - 1) * max(map(abs, known)):
         why = words("guard.rises", first=f"{first:.4g}", last=f"{last:.4g}")
         return _rejected({"loss": SHARE_CAP}, why)
     return LossCheck(

@@ -72,6 +72,15 @@ def test_rates_grow_only_where_a_loader_got_the_larger_batch(length, factor):
     assert moved(found, parameter) == factor
 
 
+def test_an_optimizer_that_chooses_its_rate_is_left_alone():
+    """As Adafactor of transformers does, whose groups have None for it."""
+    stepper = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    stepper.param_groups[0]["lr"] = None
+
+    with pytest.raises(NotApplicable, match="chooses its rate itself"):
+        BatchSize(samples=64, instead_of=32, learning_rate="sqrt").optimizer(stepper)
+
+
 def test_rates_grow_over_the_warm_up_inside_the_steps_only():
     parameter = nn.Parameter(torch.zeros(()))
     found = scale_rate(torch.optim.SGD([parameter], lr=1.0), 4.0, warm_up_steps=2)

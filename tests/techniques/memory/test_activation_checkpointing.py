@@ -1,7 +1,9 @@
 import copy
 import io
 import pickle
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -67,6 +69,57 @@ def test_training_is_bit_identical_with_dropout_and_batch_statistics(mode):
     checkpointed = ActivationCheckpointing(mode=mode).model(copy.deepcopy(plain))
 
     found, expected = train(checkpointed), train(plain)
+
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+class Moving(nn.Module):
+    """Computes with what the call itself moves on: buffers, Python's and numpy's random numbers."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.up = nn.utils.spectral_norm(nn.Linear(width, width))
+        self.down = nn.utils.parametrizations.spectral_norm(nn.Linear(width, width))
+        self.register_buffer("book", torch.zeros(width))
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.book.data.lerp_(x.mean(0), 0.5)
+            self.mean = self.mean.lerp(x.mean(0), 0.5)
+        scale = random.uniform(0.5, 1.0) * np.random.uniform(0.5, 1.0)
+        return x + scale * self.down(torch.tanh(self.up(x - self.book) + self.mean))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_second_run_computes_with_what_the_first_one_found(mode):
+    torch.manual_seed(0)
+    blocks = [Moving() for _ in range(3)]
+    plain = nn.Sequential(nn.Linear(8, 32), *blocks, nn.Linear(32, 4))
+    checkpointed = ActivationCheckpointing(mode=mode).model(copy.deepcopy(plain))
+
+    def trained(network):
+        random.seed(2)
+        np.random.seed(2)
+        return [*train(network), torch.tensor([random.random(), np.random.rand()])]
+
+    found, expected = trained(checkpointed), trained(plain)
+
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_two_losses_go_backward_through_the_same_blocks_one_after_the_other():
+    plain = stack()
+    checkpointed = ActivationCheckpointing().model(copy.deepcopy(plain))
+
+    def gradients(network):
+        torch.manual_seed(1)
+        output = network(torch.randn(16, 8))
+        output.square().mean().backward(retain_graph=True)
+        output.sum().backward()
+        return [*(p.grad for p in network.parameters()), *network.buffers()]
+
+    found, expected = gradients(checkpointed), gradients(plain)
 
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 

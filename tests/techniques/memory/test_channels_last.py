@@ -116,6 +116,17 @@ def test_it_tells_which_convolutions_are_given_the_other_format():
     assert not any(module._forward_pre_hooks for module in root.modules())
 
 
+def test_weights_of_3d_convolutions_stay_as_they_are():
+    torch.manual_seed(0)
+    frames, volume = nn.Conv2d(3, 4, 3), nn.Conv3d(1, 2, 3)
+    root = nn.ModuleList([frames, volume])
+
+    ChannelsLast().forward(lambda images: frames(images), root)(torch.randn(2, 3, 9, 9))
+
+    assert frames.weight.is_contiguous(memory_format=torch.channels_last)
+    assert volume.weight.is_contiguous()
+
+
 def test_it_has_nothing_to_tell_where_all_keep_the_format():
     technique = ChannelsLast()
     root = network()

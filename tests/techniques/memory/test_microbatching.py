@@ -62,7 +62,9 @@ def test_tensors_of_the_batch_are_split_and_all_else_is_given_to_every_part():
 
     in_parts(model, model, 4)(torch.ones(6, 4), table, labels=labels, scale=2.0)
 
-    assert seen == [(2, 3, 2, 2.0), (2, 3, 2, 2.0), (1, 3, 1, 2.0), (1, 3, 1, 2.0)]
+    # At first two samples were compared with one and one.
+    assert seen[:3] == [(2, 3, 2, 2.0), (1, 3, 1, 2.0), (1, 3, 1, 2.0)]
+    assert seen[3:] == [(2, 3, 2, 2.0), (2, 3, 2, 2.0), (1, 3, 1, 2.0), (1, 3, 1, 2.0)]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,77 @@ def test_batch_norm_is_refused_unless_it_was_asked_for(norm):
     with pytest.raises(NotApplicable, match=f"1 \\({type(norm).__name__}\\) computes over"):
         Microbatching().forward(model, model)
     assert Microbatching(splits_batch_norm=True).forward(model, model) is not model
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.LSTM(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.inner(x)[0])
+
+
+class Encoder(TimeFirst):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.inner(x))
+
+
+class Compared(nn.Linear):
+    def forward(self, x):
+        rows = super().forward(x.mean(1))
+        return rows @ rows.T
+
+
+class Stateful(TimeFirst):
+    """Goes on from a state of as many samples as a batch has."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.LSTM(8, 16, batch_first=True)
+
+    def forward(self, x):
+        state = torch.zeros(1, 12, 16)
+        return self.head(self.inner(x, (state, state))[0])
+
+
+@pytest.mark.parametrize("make", [TimeFirst, Encoder, Stateful, lambda: Compared(8, 4)])
+def test_what_is_no_batch_of_samples_is_run_whole_and_said(make):
+    torch.manual_seed(0)
+    plain, technique = make(), Microbatching(chunks=2)
+    split = copy.deepcopy(plain)
+    call, x = technique.forward(split, split), torch.randn(12, 6, 8)
+
+    for run in (plain, call):
+        run(x).square().mean().backward()
+
+    for one, other in zip(plain.parameters(), split.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    with pytest.raises(NotApplicable, match="not what it makes of its parts"):
+        technique.end()
+
+
+class Sampling(nn.Linear):
+    """Draws in evaluation too."""
+
+    def forward(self, x):
+        mean = super().forward(x)
+        return {"mean": mean, "drawn": mean + torch.randn_like(mean)}
+
+
+def test_what_is_drawn_says_nothing_about_parts():
+    model, sizes, technique = Sampling(8, 4), [], Microbatching(chunks=2)
+    model.register_forward_hook(lambda _m, args, _o: sizes.append(args[0].shape[0]))
+
+    technique.forward(model, model)(torch.randn(8, 8))
+
+    assert sizes[-2:] == [4, 4]
+    assert technique.end() == ""
 
 
 def test_frozen_batch_norm_and_norms_of_a_sample_couple_nothing():

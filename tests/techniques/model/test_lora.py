@@ -1,6 +1,8 @@
 """Adapters are trained, weights stay, and the script's own optimizer does it."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -135,6 +137,54 @@ def test_layers_that_share_a_weight_have_their_adapters_once_in_its_group():
     assert held_by(group) == {id(p) for p in adapted.parameters() if p.requires_grad}
 
 
+def test_an_optimizer_that_is_built_later_has_each_adapter_once():
+    """A second phase, with an optimizer of its own."""
+    technique, adapted = Lora(rank=2), network()
+    technique.model(adapted)
+    later = torch.optim.AdamW(
+        [{"params": adapted[0].parameters()}, {"params": adapted[2:].parameters(), "lr": 1e-5}]
+    )
+
+    technique.optimizer(later)
+
+    assert [len(group["params"]) for group in later.param_groups] == [2, 2]
+    assert [held_by(group) for group in later.param_groups] == [
+        adapters_of(adapted[0]),
+        adapters_of(adapted[2]),
+    ]
+
+
+def test_a_model_that_the_script_lets_go_is_not_kept():
+    """One of each fold."""
+    technique, adapted = Lora(rank=2), network()
+    technique.model(adapted)
+    alive = [weakref.ref(parameter) for parameter in adapted.parameters()]
+
+    del adapted
+    gc.collect()
+
+    assert [each() for each in alive] == [None] * len(alive)
+
+
+def test_evaluation_computes_with_the_adapters(monkeypatch):
+    """Without gradients torch's encoder hands its weights to one kernel."""
+    monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", True)
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    adapted = nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Linear(8, 4))
+    add_adapters(adapted, rank=2)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            nn.init.ones_(parameter)
+    x = torch.randn(2, 3, 8)
+    expected = adapted(x)
+
+    with torch.no_grad():
+        found = adapted.eval()(x)
+
+    torch.testing.assert_close(found, expected)
+
+
 def test_layers_that_the_script_froze_get_no_adapters():
     adapted = network()
     adapted[0].requires_grad_(requires_grad=False)
@@ -147,8 +197,8 @@ def test_layers_that_the_script_froze_get_no_adapters():
 
 
 def test_an_optimizer_of_another_model_is_left_alone():
-    technique = Lora()
-    technique.model(network())
+    technique, adapted = Lora(), network()
+    technique.model(adapted)
 
     with pytest.raises(NotApplicable, match="holds no weight"):
         technique.optimizer(torch.optim.AdamW(network().parameters()))

@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from flatout.records.errors import NotApplicable
-from flatout.techniques.optimizer.adafactor import Adafactor, mean_size, to_adafactor
+from flatout.techniques.optimizer.adafactor import (
+    USUAL_SIZE,
+    Adafactor,
+    mean_size,
+    to_adafactor,
+)
 from tests.techniques.facts import FULL, GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.small_training import in_first_step, network, stepped, train
 
@@ -65,6 +70,40 @@ def test_steps_keep_about_the_length_of_adams_and_the_rate_stays_the_scripts():
     assert stepper.param_groups[0]["lr"] == 1e-3
 
 
+def steps_of_ones(values, kind, steps, **options):
+    """Return a parameter after steps in one direction, and its optimizer."""
+    parameter = torch.nn.Parameter(values.clone())
+    stepper = torch.optim.AdamW([parameter], **options)
+    if kind is Adafactor:
+        in_first_step(stepper, Adafactor().optimizer)
+    for _ in range(steps):
+        parameter.grad = torch.ones_like(parameter)
+        stepper.step()
+    return parameter.detach(), stepper
+
+
+def test_what_starts_at_zero_does_not_run_away():
+    """Biases in a group of their own; a rate relative to nothing would be as large as can be."""
+    zero = torch.zeros(8)
+
+    found, _ = steps_of_ones(zero, Adafactor, steps=200, lr=1e-3, weight_decay=0.0)
+    expected, _ = steps_of_ones(zero, torch.optim.AdamW, steps=200, lr=1e-3, weight_decay=0.0)
+
+    assert 0 < found.norm() / expected.norm() < 3
+
+
+def test_weight_decay_is_that_of_the_scripts_rate():
+    weights = torch.full((4, 4), 0.02)
+
+    def decayed(kind):
+        with_it, stepper = steps_of_ones(weights, kind, steps=1, lr=1e-3, weight_decay=0.1)
+        without, _ = steps_of_ones(weights, kind, steps=1, lr=1e-3, weight_decay=0.0)
+        assert stepper.param_groups[0]["weight_decay"] == 0.1
+        return (without - with_it).sum().item()
+
+    assert decayed(Adafactor) == pytest.approx(decayed(torch.optim.AdamW), rel=0.05)
+
+
 def test_its_state_goes_into_a_plain_adafactor():
     module = network()
     stepper = in_first_step(torch.optim.AdamW(module.parameters()), to_adafactor)
@@ -90,7 +129,7 @@ def test_the_size_of_a_group_is_that_of_its_matrices():
     parameters = [torch.full((2, 2), 3.0), torch.full((4,), 100.0)]
 
     assert mean_size(parameters) == pytest.approx(3.0)
-    assert mean_size([torch.zeros(2, 2)]) == 1e-3
+    assert mean_size([torch.zeros(2, 2)]) == USUAL_SIZE
 
 
 @pytest.mark.parametrize(

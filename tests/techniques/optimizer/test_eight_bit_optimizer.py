@@ -78,6 +78,8 @@ def test_a_rate_that_the_loop_sets_as_a_number_is_taken():
     module = network()
     stepper = in_first_step(torch.optim.Adam(module.parameters(), lr=1e-3), to_eight_bits)
     train(module, stepper, steps=1)
+    assert stepper.param_groups[0]["lr"] == 1e-3
+    assert isinstance(stepper.param_groups[0]["lr"], float)  # a script may write it to a file
     weight = module[0].weight.detach().clone()
 
     stepper.param_groups[0]["lr"] = 0.0

@@ -11,6 +11,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from flatout.agent import optimizer_swap
 from flatout.records.errors import NotApplicable
 from flatout.techniques.precision import fp16_autocast
 from flatout.techniques.precision.fp16_autocast import (
@@ -117,6 +118,17 @@ def test_a_step_that_overflowed_changes_nothing_and_halves_the_scale(scaling):
     assert not optimizer.state
 
 
+def test_after_a_step_that_overflowed_gradients_are_there_and_zero(scaling):
+    """A script may clear them with `p.grad.zero_()`, or log their norm."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    scaled_backward(scaling)(loss_of(model) * float("inf"))
+    optimizer.step()
+
+    assert [p.grad.norm().item() for p in model.parameters()] == [0.0] * 4
+
+
 def test_one_overflow_among_accumulated_losses_skips_the_step(scaling):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -213,6 +225,24 @@ def test_a_later_models_first_gradients_are_unscaled_before_its_first_step(scali
     backward(loss_of(later))
 
     pairs = zip(later.parameters(), plain.parameters(), strict=True)
+    assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
+
+
+def test_a_model_whose_first_backward_comes_late_is_known_by_its_call(monkeypatch):
+    """A generator that is trained every few steps of the critic, its gradients clipped."""
+    monkeypatch.setattr(optimizer_swap, "_OF_ALL", [])
+    monkeypatch.setattr(LossScaling, "install", lambda self, backward, _: self.around(backward))
+    technique, critic, generator, plain = Fp16Autocast(), network(), network(), network()
+    technique.forward(critic, critic)
+    backward = technique.backward(torch.autograd.backward)
+    for _ in range(MAX_WALKS):
+        backward(loss_of(critic))
+
+    technique.forward(generator, generator)
+    backward(loss_of(generator))
+
+    torch.autograd.backward(loss_of(plain))
+    pairs = zip(generator.parameters(), plain.parameters(), strict=True)
     assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
 
 

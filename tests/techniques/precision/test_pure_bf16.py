@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -278,6 +280,20 @@ def test_where_no_model_was_converted_the_optimizer_is_no_sign_that_it_acted():
 
     with pytest.raises(NotApplicable, match="no parameter of the converted model"):
         technique.optimizer(stepper)
+
+
+def test_a_model_that_the_script_lets_go_is_not_kept():
+    """One of each fold; the next one is converted too."""
+    technique, linear = PureBf16(), nn.Linear(8, 4)
+    technique.model(linear)
+    trained_step(linear, technique.optimizer(torch.optim.AdamW(linear.parameters())))
+    alive = [weakref.ref(parameter) for parameter in linear.parameters()]
+
+    del linear
+    gc.collect()
+
+    assert [each() for each in alive] == [None, None]
+    assert not technique.end()
 
 
 @pytest.mark.parametrize("is_first", [False, True])

@@ -124,6 +124,8 @@ Reach that learning rate over the first $warm_up_steps steps.
 
         factor = rate_factor(self.samples / self.instead_of, self.learning_rate)
         if factor != 1:
+            if any(group.get("lr") is None for group in optimizer.param_groups):
+                raise NotApplicable("the optimizer chooses its rate itself: none can be multiplied")
             optimizer_swap.need(optimizer, "batch_size, which multiplies the rate in each step,")
             scale_rate(optimizer, factor, self.warm_up_steps, is_due=lambda: bool(self.enlarged))
         return optimizer
@@ -147,12 +149,14 @@ def scale_rate(
         warm_up_steps: Steps until then.
         is_due: Asked at each step; while it says no, the rates stay as they are.
     """
+    from flatout.agent.optimizer_swap import act_around_steps
+
     own: list[Any] = []
 
     def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         groups = optimizer.param_groups
         own[:] = [group["lr"] for group in groups]
-        if not is_due():
+        if not groups or not is_due():  # none where another technique makes this step itself
             return
         # Of all groups: one that is added later is no reason to begin again.
         count = min(warm_up_steps, max(group.get(RAMPED, 0) for group in groups)) + 1
@@ -164,8 +168,7 @@ def scale_rate(
         for group, rate in zip(optimizer.param_groups, own, strict=False):
             group["lr"] = rate
 
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
+    act_around_steps(optimizer, before, after)
     return optimizer
 
 
@@ -250,6 +253,8 @@ the loader's batch is {size}, not {other}
     로더의 배치가 {other}이(가) 아니라 {size}입니다
 an epoch would have fewer than {n} steps
     한 에폭이 {n}스텝보다 짧아집니다
+the optimizer chooses its rate itself: none can be multiplied
+    옵티마이저가 학습률을 스스로 정하므로 곱할 학습률이 없습니다
 batch_size, which multiplies the rate in each step,
     스텝마다 학습률을 곱하는 batch_size
 samples and instead_of are numbers of samples, at least 1

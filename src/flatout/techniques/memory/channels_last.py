@@ -176,7 +176,7 @@ def store_channels_last(model: "torch.nn.Module") -> "torch.nn.Module":
     """Convert the model's 4-d parameters and buffers in place; parameters stay the same objects."""
     import torch
 
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    _store(model, torch.channels_last)
     return model
 
 
@@ -188,10 +188,15 @@ def convert(model: "torch.nn.Module", *, is_channels_last: bool) -> None:
     import torch
 
     wanted = torch.channels_last if is_channels_last else torch.contiguous_format
-    model.to(memory_format=wanted)  # type: ignore[call-overload]
+    _store(model, wanted)
     for parameter in model.parameters():
         if parameter.grad is not None and _is_image(parameter.grad):
             parameter.grad = _laid_out(parameter.grad, parameter)
+
+
+def _store(model: "torch.nn.Module", wanted: "torch.memory_format") -> None:
+    # Not by `to`: it wants this format of 5-d weights too, and fails halfway through the model.
+    model._apply(lambda x: x.to(memory_format=wanted) if x.dim() == 4 else x)  # type: ignore[no-untyped-call]
 
 
 def follow_weights(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer":

@@ -104,7 +104,11 @@ After the model is made, before the optimizer:
 
     def model(self, root: Any) -> Any:
         """Freeze the root and put adapters into it."""
-        self.adapted.update(add_adapters(root, rank=self.rank, alpha=self.alpha))
+        found = add_adapters(root, rank=self.rank, alpha=self.alpha)
+        for number, (weight, adapters) in found.items():
+            # Not the weight itself: a script may let one model go before it makes the next.
+            gone = functools.partial(_forget, self.adapted, number)
+            self.adapted[number] = weakref.ref(weight, gone), adapters
         # Before the first backward already: GradScaler looks for gradients of what is held then.
         for optimizer in live_optimizers():
             with contextlib.suppress(NotApplicable):
@@ -122,7 +126,12 @@ After the model is made, before the optimizer:
 
 
 Adapted = dict[int, tuple[Any, list[Any]]]
-"""By its identity each frozen weight, kept so that it stays its own, and its layer's adapters."""
+"""By its identity each frozen weight, kept or followed so that it stays its own, and its layer's
+adapters."""
+
+
+def _forget(adapted: Adapted, number: int, _gone: Any) -> None:
+    adapted.pop(number, None)
 
 
 def add_adapters(model: "torch.nn.Module", *, rank: int = 16, alpha: int = 32) -> Adapted:
@@ -152,6 +161,7 @@ def add_adapters(model: "torch.nn.Module", *, rank: int = 16, alpha: int = 32) -
     for weight, of_layer in adapters.values():
         for adapter in of_layer:
             adapter.data = adapter.data.to(weight.device)
+    _leave_fast_path(model)
     frozen: Adapted = {id(p): (p, []) for p in before}
     return frozen | adapters
 
@@ -169,6 +179,18 @@ def _trained_layers(model: "torch.nn.Module") -> list[str]:
     return names
 
 
+def _leave_fast_path(model: "torch.nn.Module") -> None:
+    """Have torch's encoder layers call their adapted layers in evaluations too.
+
+    Without gradients they hand the layers' weights to one kernel, which knows no adapters.
+    """
+    import torch
+
+    layers = (m for m in model.modules() if isinstance(m, torch.nn.TransformerEncoderLayer))
+    if any(hasattr(part, "lora_A") for layer in layers for part in layer.modules()):
+        torch.backends.mha.set_fastpath_enabled(value=False)
+
+
 def _adapters_by_weight(model: "torch.nn.Module") -> Adapted:
     """Return what `Adapted` holds of the layers that got adapters; some may share a weight."""
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
@@ -184,6 +206,7 @@ def train_only(optimizer: "torch.optim.Optimizer", adapted: Adapted) -> "torch.o
     """Put adapters in place of the frozen weights that an optimizer holds; groups stay.
 
     Each adapter goes into the group of its layer's weight: its rate is the one meant for the layer.
+    An optimizer that was built on the adapted model has them already.
 
     Raises:
         NotApplicable: if it holds no weight that has adapters.
@@ -191,10 +214,11 @@ def train_only(optimizer: "torch.optim.Optimizer", adapted: Adapted) -> "torch.o
     held = [p for g in optimizer.param_groups for p in g["params"] if id(p) in adapted]
     if not any(adapted[id(p)][1] for p in held):
         raise NotApplicable("this optimizer holds no weight of a layer with adapters")
+    others = {id(p) for g in optimizer.param_groups for p in g["params"]} - adapted.keys()
     for group in optimizer.param_groups:
-        own = [p for p in group["params"] if id(p) in adapted]
+        new = [a for p in group["params"] for a in adapted.get(id(p), (p, []))[1]]
         group["params"] = [p for p in group["params"] if id(p) not in adapted]
-        group["params"] += [adapter for p in own for adapter in adapted[id(p)][1]]
+        group["params"] += [adapter for adapter in new if id(adapter) not in others]
     for parameter in held:
         optimizer.state.pop(parameter, None)
         parameter.grad = None

@@ -29,6 +29,10 @@ SAVED_SHARE = 0.95
 12 GB with a first moment, which torch's Adafactor has not (published)."""
 LEAST_SIZE = 1e-3
 """The size that a parameter is taken to have at least; torch's default."""
+USUAL_SIZE = 0.03
+"""Taken for parameters that start at zero, as biases do: that of a linear layer of a thousand
+inputs. Of their own a rate would be made with which they grow without end: it is relative to what
+they grow to."""
 FACTOR = "flatout_rate_factor"
 """Where a group, and so a checkpoint, keeps what its rate is multiplied by.
 
@@ -118,23 +122,27 @@ def to_adafactor(
 
 
 class _Rates:
-    """Multiplies the rates while a step runs: schedulers see and set their own."""
+    """Multiplies the rates while a step runs: schedulers see and set their own.
+
+    Weight decay is divided by as much: torch's Adafactor multiplies it by the rate.
+    """
 
     def __init__(self) -> None:
-        self.own: list[Any] = []
+        self.own: list[tuple[Any, Any]] = []
 
     def multiply(self, optimizer: Any, *_: Any) -> None:
         """Make the rates relative to the size of the group's tensors."""
-        self.own = [group["lr"] for group in optimizer.param_groups]
+        self.own = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             if FACTOR not in group:
                 group[FACTOR] = 1 / mean_size(group["params"])
             group["lr"] = group["lr"] * group[FACTOR]
+            group["weight_decay"] = group["weight_decay"] / group[FACTOR]
 
     def restore(self, optimizer: Any, *_: Any) -> None:
         """Give the rates back."""
-        for group, rate in zip(optimizer.param_groups, self.own, strict=False):
-            group["lr"] = rate
+        for group, (rate, decay) in zip(optimizer.param_groups, self.own, strict=False):
+            group["lr"], group["weight_decay"] = rate, decay
         self.own = []
 
 
@@ -143,7 +151,8 @@ def mean_size(parameters: "Sequence[torch.Tensor]") -> float:
     matrices = [p.detach() for p in parameters if p.dim() > 1] or [p.detach() for p in parameters]
     squares = sum(float(p.float().square().sum()) for p in matrices)
     count = sum(p.numel() for p in matrices)
-    return max((squares / count) ** 0.5, LEAST_SIZE) if count else 1.0
+    size = (squares / count) ** 0.5 if count else 1.0
+    return size if size > LEAST_SIZE else USUAL_SIZE
 
 
 def with_factored_states(stream: MemoryStream) -> MemoryStream:

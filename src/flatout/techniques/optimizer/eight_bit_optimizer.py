@@ -137,8 +137,9 @@ def to_eight_bits(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer"
     state: Any = optimizer
     state.block_size, state.bf16_stochastic_round, state.is_adamw = BLOCK, False, is_adamw
     kind = torchao.optim.AdamW8bit if is_adamw else torchao.optim.Adam8bit
-    moments = _Moments(loaded_parts.find(optimizer, STATE_KEY))
-    become(optimizer, kind, {}, convert=moments.pack, prepare=_rates_to_tensors)
+    moments, rates = _Moments(loaded_parts.find(optimizer, STATE_KEY)), _TensorRates()
+    hooks = {"convert": moments.pack, "prepare": rates.to_tensors, "finish": rates.restore}
+    become(optimizer, kind, {}, **hooks)
     optimizer.register_state_dict_post_hook(_plain)
     optimizer.register_load_state_dict_pre_hook(moments.note)
     optimizer.register_load_state_dict_post_hook(moments.pack)
@@ -149,13 +150,29 @@ def _is_packable(parameter: "torch.Tensor") -> bool:
     return parameter.numel() >= MIN_ELEMENTS and parameter.numel() % BLOCK == 0
 
 
-def _rates_to_tensors(optimizer: Any, *_: Any) -> None:
-    """Make tensors of rates that the script set as numbers: torchao compiles for each number."""
-    import torch
+class _TensorRates:
+    """Makes tensors of rates while a step runs: torchao compiles for each number.
 
-    for group in optimizer.param_groups:
-        if not isinstance(group["lr"], torch.Tensor):
-            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
+    Scripts log them, and write them to files that know no tensors.
+    """
+
+    def __init__(self) -> None:
+        self.own: list[Any] = []
+
+    def to_tensors(self, optimizer: Any, *_: Any) -> None:
+        """Make tensors of those that are numbers."""
+        import torch
+
+        self.own = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            if not isinstance(group["lr"], torch.Tensor):
+                group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
+
+    def restore(self, optimizer: Any, *_: Any) -> None:
+        """Give the rates back."""
+        for group, rate in zip(optimizer.param_groups, self.own, strict=False):
+            group["lr"] = rate
+        self.own = []
 
 
 def _plain(_optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ Step the scheduler only where the scale did not fall.
     initial_scale: int = DEFAULT_SCALE
     """Factor of the first losses, a power of two; it adapts."""
     lowered: list[Any] = process_state(list)
-    """Weak references to the roots between their first call and the first backward."""
+    """Weak references to the roots between their first call and the backward after it."""
 
     def __post_init__(self) -> None:
         if self.initial_scale < 1 or self.initial_scale & (self.initial_scale - 1):
@@ -115,7 +115,7 @@ Step the scheduler only where the scale did not fall.
         optimizer_swap.need_all("fp16_autocast, which skips steps whose gradients overflowed,")
         roots = [root for reference in self.lowered if (root := reference()) is not None]
         self.lowered.clear()
-        return LossScaling(self.initial_scale).install(call, roots)
+        return LossScaling(self.initial_scale, self.lowered).install(call, roots)
 
 
 def lacks_fp16(profile: Profile, machine: Machine) -> bool:
@@ -145,8 +145,10 @@ class LossScaling:
     a backward has ended: clipping, logging and accumulation see the gradients they expect.
     """
 
-    def __init__(self, scale: float = DEFAULT_SCALE) -> None:
+    def __init__(self, scale: float = DEFAULT_SCALE, later: list[Any] | None = None) -> None:
         self.scale = float(scale)
+        self.later: list[Any] = [] if later is None else later
+        """Weak references to models that the next backward may be the first one of."""
         self.skipped = 0
         """Steps that changed nothing because their gradients had overflowed."""
         self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -156,6 +158,8 @@ class LossScaling:
         )
         """By optimizer how many groups it had in the last backward."""
         self._flags: dict[torch.device, torch.Tensor] = {}
+        self._aside: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """What a step that is skipped must not see."""
         self._is_spent = True
         self._depth = 0
         self._clean_steps = 0
@@ -209,6 +213,9 @@ class LossScaling:
             # Exact, as the scale is a power of two: what was accumulated before joins the scaled.
             torch._foreach_mul_(gradients, self.scale)
         # After that: what is met only now got its gradients, if any, from scaled losses.
+        while self.later:
+            root = self.later.pop()()
+            self._know(() if root is None else root.parameters())
         if self._has_new_groups():
             self._walks = 0
         if self._walks < MAX_WALKS:
@@ -258,6 +265,7 @@ class LossScaling:
             self._know(unknown)
         is_skipped = self._has_overflown()
         if is_skipped:
+            self._aside = [(p, p.grad) for p in own if p.grad is not None]
             _drop(own)
         if not self._is_spent:
             self._adapt(is_skipped=is_skipped)
@@ -267,6 +275,11 @@ class LossScaling:
 
     def _after_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._depth = max(0, self._depth - 1)
+        if not self._depth:
+            # A script may look at them, or fill them with zeros itself.
+            for parameter, gradient in self._aside:
+                parameter.grad = gradient.zero_()
+            self._aside = []
 
     def _adapt(self, *, is_skipped: bool) -> None:
         if is_skipped:

@@ -47,18 +47,29 @@ LOW_BITS = 16
 class Lowered:
     """What was converted in one process."""
 
-    parameters: "dict[int, torch.Tensor]" = field(default_factory=dict)
-    """By identity."""
+    parameters: "dict[int, weakref.ref[torch.Tensor]]" = field(default_factory=dict)
+    """By identity, as long as the script keeps them: it may train one model after the other."""
     closures: list[str] = field(default_factory=list)
     """Names of optimizers that were stepped with a closure."""
     undo: list[Callable[[], None]] = field(default_factory=list)
     """Brings the models back to fp32."""
+
+    def add(self, parameters: "Iterable[torch.Tensor]") -> "Lowered":
+        """Note parameters that were converted."""
+        for parameter in parameters:
+            gone = functools.partial(_forget, self.parameters, id(parameter))
+            self.parameters[id(parameter)] = weakref.ref(parameter, gone)
+        return self
 
     def take_back(self) -> None:
         """Let the models train in fp32 again."""
         while self.undo:
             self.undo.pop()()
         self.parameters.clear()
+
+
+def _forget(parameters: dict[int, Any], number: int, _gone: Any) -> None:
+    parameters.pop(number, None)
 
 
 @final
@@ -122,7 +133,7 @@ The model, and an optimizer that rounds stochastically:
             raise NotApplicable("sharded parameters keep their own precision")
         # Now, not in the first step: no optimizer may refuse what is converted.
         optimizer_swap.need_of(parameters, "pure_bf16, which makes each step in fp32,")
-        self.lowered.parameters.update({id(p): p for p in to_bf16(root)})
+        self.lowered.add(to_bf16(root))
         take_back = functools.partial(_take_back, weakref.ref(root), _add_casts(root))
         self.lowered.undo.append(take_back)
         return root
@@ -139,7 +150,7 @@ The model, and an optimizer that rounds stochastically:
         """Say where steps could not be made in fp32."""
         if self.lowered.closures:
             raise NotApplicable(IN_CLOSURE)
-        if not self.lowered.parameters:
+        if not self.lowered.undo:
             raise NotApplicable("no training call of a model was seen")
         return ""
 
@@ -242,7 +253,7 @@ def step_in_fp32(
     Its states are made in fp32 in the first step, or were loaded. A step with a closure stays in
     bf16: its gradients are made inside of it.
     """
-    _Fp32Steps(optimizer, Lowered({id(p): p for p in parameters}))
+    _Fp32Steps(optimizer, Lowered().add(parameters))
     return optimizer
 
 

@@ -6,8 +6,9 @@ and its optimizer see the whole batch.
 When it helps: the batch does not fit, and the script has no accumulation of its own.
 What it costs: one more forward pass per step, and smaller matrix products.
 How it is checked: losses and gradients are the whole batch's up to rounding. Dropout draws other
-masks. Models with batch norm are refused: their statistics would be those of a part. How the losses
-of parts make that of a model which computes its own is tried on the script's batches.
+masks. Models with batch norm are refused: their statistics would be those of a part. Whether parts
+give the outputs of the whole, and how their losses make that of a model which computes its own, is
+tried on the script's batches.
 """
 
 import functools
@@ -151,7 +152,7 @@ def in_parts(
 
     Tensors whose first size is that of the first tensor are split, all else goes to every part. A
     loss that the model computes itself is made of the parts'; where no weights of them give the
-    batch's, the batch is run whole.
+    batch's, or parts of the first batch do not give its outputs, batches are run whole.
 
     Raises, when called:
         ValueError: if the outputs cannot be joined.
@@ -174,7 +175,7 @@ def in_parts(
         module: Any = root()
         kwargs = without_cache(module, kwargs)
         parts = split((args, kwargs), size, chunks)
-        if own.trouble:
+        if own.trouble or not own.joins(call, module, (args, kwargs), parts):
             return call(*args, **kwargs)
         outputs = [recomputed(call, module, *part) for part in parts]
         if not scalars_of(outputs[0]):

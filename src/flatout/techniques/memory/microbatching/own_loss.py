@@ -1,8 +1,12 @@
-"""What the loss that a model computes itself is made of: how those of parts make that of the batch.
+"""What a model makes of parts of a batch: whether it is what it makes of the whole.
 
-A Hugging Face model with labels returns the mean over its tokens, without those that are to be
-ignored; others a sum, or a mean over samples. Which it is cannot be read off, so it is tried: one
-part of the script's own batch against its halves, without gradients and without dropout.
+Outputs are put together, which is tried on the first batch: of a sequence whose first dimension is
+time, or of samples that are compared, parts make something else.
+
+How the losses of parts make that of the batch is tried too. A Hugging Face model with labels
+returns the mean over its tokens, without those that are to be ignored; others a sum, or a mean over
+samples. Which it is cannot be read off: one part of the script's own batch is compared with its
+halves, without gradients and without dropout.
 """
 
 import contextlib
@@ -14,8 +18,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
+from flatout.agent.guard.recorder import random_streams
 from flatout.agent.task_loop import batch_size, samples_at, split
-from flatout.agent.untouched import streams_kept
+from flatout.agent.untouched import buffers_kept, streams_kept
 
 IGNORED = -100
 """What marks a label that does not count: `ignore_index` of torch's cross-entropy."""
@@ -37,13 +42,28 @@ class OwnLoss:
         self.left = list(WEIGHINGS)
         """Weighings that fitted every batch so far, the most particular first."""
         self.looks = 0
+        self.has_joined: bool | None = None
+        """Whether parts of the first batch gave its outputs; None before it."""
 
     @property
     def trouble(self) -> str:
         """Why batches are run whole; empty while they are not."""
+        if self.has_joined is False:
+            return (
+                "what the model makes of a batch is not what it makes of its parts, put together: "
+                "its batches were run whole"
+            )
         if self.left:
             return ""
         return "the model's own loss is no sum or mean of its parts': its batches were run whole"
+
+    def joins(
+        self, call: Callable[..., Any], module: torch.nn.Module, whole: Any, parts: Sequence[Any]
+    ) -> bool:
+        """Return whether a batch's outputs are those of its parts put together; tried once."""
+        if self.has_joined is None and _has_values(parts):
+            self.has_joined = _joins(call, module, whole, max(2, batch_size(parts[0])))
+        return self.has_joined is not False
 
     def weights(
         self, call: Callable[..., Any], module: torch.nn.Module, whole: Any, parts: Sequence[Any]
@@ -97,6 +117,42 @@ def scalars_of(output: Any) -> list[torch.Tensor]:
     """Return the tensors without a dimension in what a model returned."""
     leaves = _pytree.tree_leaves(output)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.dim()]
+
+
+def _joins(call: Callable[..., Any], module: torch.nn.Module, whole: Any, samples: int) -> bool:
+    """Compare the first few samples with their halves: more might not fit, so the batch is split.
+
+    Numbers that a model draws in evaluation mode too are others each time, and tell nothing.
+    """
+    size = batch_size(whole)
+    count = min(samples, size)
+    batch = samples_at(whole, size, range(count))
+    halves = split(batch, count, 2)
+    with torch.no_grad(), _evaluating(module), streams_kept(), buffers_kept(module):
+        before = random_streams()
+        try:
+            expected = _rows_of(call(*batch[0], **batch[1]), count)
+            if not all(map(torch.equal, before, random_streams())):
+                return True
+            made = [_rows_of(call(*x, **named), batch_size((x, named))) for x, named in halves]
+        except Exception:  # noqa: BLE001  it wants as many samples, as a state that is not split
+            return False
+    return len(made[0]) != len(expected) or all(map(_is_joined, expected, *made))
+
+
+def _rows_of(output: Any, rows: int) -> list[torch.Tensor]:
+    """Return the outputs of so many rows; what has none is not joined."""
+    leaves = _pytree.tree_leaves(output)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    return [x for x in tensors if x.shape[0] == rows and x.is_floating_point()]
+
+
+def _is_joined(whole: torch.Tensor, *parts: torch.Tensor) -> bool:
+    if any(part.shape[1:] != whole.shape[1:] for part in parts):
+        return False
+    # Masked logits are infinite in both.
+    wanted, found = (x.float().nan_to_num(0.0, 0.0, 0.0) for x in (whole, torch.cat(parts)))
+    return bool((found - wanted).norm() <= SHORT_TOLERANCE * wanted.norm())
 
 
 def _fitting(
@@ -204,4 +260,7 @@ WEIGHINGS: dict[str, Callable[[Sequence[Any]], list[float] | None]] = {
 KOREAN = """
 the model's own loss is no sum or mean of its parts': its batches were run whole
     모델 자체의 손실이 나눈 부분들의 합이나 평균이 아니어서 배치를 통째로 실행했습니다
+what the model makes of a batch is not what it makes of its parts, put together: its batches were
+run whole
+    모델이 배치로 만드는 출력이 나눈 부분들의 출력을 합친 것과 달라 배치를 통째로 실행했습니다
 """
