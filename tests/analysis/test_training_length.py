@@ -52,6 +52,7 @@ def test_the_source_is_named_as_the_user_wrote_it():
         ("scheduler = WarmUp(num_steps=100)", 22),
         ("while True:\n    for step in range(8): accumulate()", None),
         ("def f(:", 22),
+        ("num_steps = 9\nfor epoch in range(3):\n    for i in range(num_steps): pass", 22),
     ],
 )
 def test_what_is_not_plain_is_no_answer(text, epoch_steps):

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from flatout.records.ablation import LossCheck, Verdict
+from flatout.records.messages import times, words
 from flatout.records.profile import ModelFacts
 from flatout.records.recipe import Choice
+from flatout.reporting.tuning.speedup_chart import ladder_rows
 from flatout.tuning import ladder as climbing
 from tests.workflow.test_tune import PHASES, World, no_bundle, run, verdicts
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
@@ -107,6 +109,8 @@ def test_a_passenger_that_hurts_is_left_out_again(tmp_path):
     assert ("channels_last", Verdict.WORSE) in {
         (row.choice.technique, row.verdict) for row in dropped
     }
+    kept = {row.technique for row in ladder_rows(ablation) if row.is_kept}
+    assert kept == {"baseline", "whole recipe", *ablation.recipe.names}
 
 
 def test_a_technique_that_refuses_is_taken_out_and_the_others_are_played_without_it(tmp_path):
@@ -193,6 +197,26 @@ def test_another_setting_of_a_technique_that_was_played_is_called_untried():
         "not tried, no time: torch_compile mode=max-autotune (predicted 1.40x; in the screen: "
         "no compiler)",
     ]
+
+
+def test_what_noise_would_hide_is_told_apart_from_what_is_impossible():
+    bound = words("row.bound", phases="data wait", share="20.0", ratio="1.25")
+    hidden = words("row.bound_in_noise", why=bound, ratio=times(2.0))
+    ladder = SimpleNamespace(
+        rows=[],
+        played=set(),
+        notes=[],
+        passed_over={"ram_cache": hidden, "fused_optimizer": bound},
+        scans=SimpleNamespace(notes=list),
+        search=SimpleNamespace(only=()),
+        stopped="budget",
+    )
+
+    climbing._note_untried(ladder, [])
+
+    first, second = ladder.notes
+    assert first.startswith("not tried, no gain that could be shown: ram_cache: data wait is")
+    assert second.startswith("not tried, impossible: fused_optimizer: data wait is")
 
 
 def test_of_techniques_that_exclude_each_other_one_is_in_the_bundle(tmp_path):

@@ -4,16 +4,18 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from flatout.records.ablation import LossCheck
+from flatout.records.ablation import Comparison, LossCheck, Row, Verdict
 from flatout.records.json_records import from_plain
-from flatout.tuning.experiments import record_from_json
-from flatout.tuning.policy import TuningTask, budget_of, tuning
+from flatout.records.recipe import Choice, Recipe
+from flatout.tuning.experiments import TrialHistory, record_from_json
+from flatout.tuning.policy import TuningTask, _drop_one, budget_of, tuning
 from tests.tuning.test_busy_machine import Shared
 from tests.tuning.test_screening import COMPUTE, ScreenedWorld
-from tests.workflow.test_tune import World, run
+from tests.workflow.test_tune import MACHINE, World, run
 
 JOURNALS = Path(__file__).parent / "journals"
 """Recorded by `python -m tests.tuning.test_policy`, which is run again where a change of the policy
@@ -99,6 +101,28 @@ def test_with_less_time_left_the_same_trials_lead_to_an_earlier_end():
     assert asked == [record.key for record in records][: len(asked)]
     assert len(asked) < len(records)
     assert found is not None
+
+
+def test_the_last_of_a_screen_is_left_out_once_where_its_own_gain_is_not_sure():
+    def screened(technique, interval):
+        pair = Comparison(ratio=1.2, interval=interval, n=9, source="screen")
+        choice = Choice(technique=technique)
+        return Row(choice=choice, numerics="rounding", verdict=Verdict.KEPT, comparison=pair)
+
+    rows = [screened("bf16_autocast", (1.1, 1.3)), screened("fused_optimizer", (0.98, 1.5))]
+    state = SimpleNamespace(
+        rows=rows,
+        recipe=Recipe(choices=tuple(row.choice for row in rows)),
+        floor=Recipe(),
+        passengers=frozenset(),
+        has_time=lambda: True,
+        say=lambda _: None,
+        history=TrialHistory(machine=MACHINE),
+    )
+
+    asked = next(_drop_one(state))
+
+    assert asked.recipe.names == ("bf16_autocast",)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """In which order techniques are tried, and what a tuning makes of its time."""
 
 import statistics
+from dataclasses import replace
 
+from flatout.records.messages import words
 from flatout.records.profile import Bound
 from flatout.records.recipe import Choice
 from flatout.records.technique import Effect, Numerics
@@ -105,3 +107,14 @@ def test_budget_too_short_for_a_proof_still_looks_at_one_technique_and_says_what
     assert len(ablation.rows) == 1
     assert world.now < 30.0
     assert any("to prove one technique takes about" in note for note in ablation.notes)
+
+
+def test_a_best_case_that_only_noise_hides_is_not_called_impossible():
+    why = words("row.bound", phases="data wait", share="20.0", ratio="1.25")
+    some = replace(candidate(1.25), bound=Bound(ratio=1.25, share=0.2, why=why))
+
+    assert some.find_reason_against(1.0) is None
+    assert some.find_reason_against(2.0) == (
+        "data wait is 20.0 % of the step: at most 1.25x, and less than 2.00x cannot be shown at "
+        "this machine's noise"
+    )

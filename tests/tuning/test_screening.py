@@ -9,9 +9,11 @@ import pytest
 from flatout.analysis.screen import ScreenBlock
 from flatout.records.ablation import Comparison, LossCheck, Verdict, ablation_from_json
 from flatout.records.messages import messages
+from flatout.records.statistics import Decision
 from flatout.records.trial import Outcome, Trial
 from flatout.reporting.tuning.verdict import headline
-from flatout.tuning.screening import Raced, blame
+from flatout.tuning.pairs import Match
+from flatout.tuning.screening import Raced, _left_open, blame
 from flatout.tuning.trial_runner import read_log
 from flatout.workflow.tune import TuneOptions, tune
 from tests.support.probed import SCRIPTS
@@ -425,3 +427,18 @@ def test_a_race_that_decided_nothing_has_a_row_with_all_that_ran_in_it(tmp_path,
     assert (row.choice.technique, *row.together_with) == cell
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.why.endswith("in fresh processes, together with fused_optimizer")
+    own = [r for r in ablation.rows if r.stage == "add" and not r.together_with]
+    alone = {r.choice.technique: r.predicted_ratio for r in own}
+    assert row.predicted_ratio == pytest.approx(math.prod(alone[name] for name in cell))
+
+
+def test_why_a_race_decided_nothing_is_said_of_each_that_ran_in_no_later_one():
+    failed = Trial(recipe=None, outcome=Outcome.CRASH, message="no kernel")
+    unplayed = Match(decision=Decision.UNDECIDED, comparison=None, base=None, candidate=None)
+
+    first = _left_open({}, ("one", "two"), replace(unplayed, failure=failed))
+    second = _left_open(first, ("one",), replace(unplayed, decision=Decision.NO_EFFECT))
+
+    assert first["one"] == first["two"]
+    assert second == {"two": first["two"]}
+    assert "no kernel" in second["two"]

@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 
 from flatout.hardware.machine import read_machine
-from flatout.records.ablation import Comparison, Row, Verdict
+from flatout.records.ablation import Comparison, LossCheck, Row, Verdict
 from flatout.records.profile import PeakBytes
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Workload
-from flatout.tuning.experiments import MachineBusyError, TrialHistory
+from flatout.tuning.experiments import Judgement, MachineBusyError, TrialHistory
+from flatout.tuning.feeding import StoredSample
+from flatout.tuning.policy import TuningTask, budget_of, tuning
 from flatout.tuning.script_files import source_of
 from flatout.tuning.staged import Measured, length_of, measure_stages
 from flatout.tuning.trial_runner import TrialRunner
@@ -260,3 +262,27 @@ def test_the_stages_of_a_real_script_are_measured(tmp_path, monkeypatch):
     assert both.alone is not None
     assert all(stage.samples_per_s and stage.peak_bytes for stage in stages)
     assert length_of(workload, lab.time(Recipe()).profile).steps == 4000
+
+
+class Packed(World):
+    """Someone ends the tuning while packed samples stand for all data."""
+
+    def __call__(self, workload, recipe, machine, options):
+        if "packed_data" in recipe.names:
+            self.asked.append("packed")
+            raise KeyboardInterrupt
+        return super().__call__(workload, recipe, machine, options)
+
+
+def test_after_ctrl_c_no_stage_is_measured_and_those_that_are_known_are_shown(tmp_path):
+    sample = StoredSample(choice=Choice(technique="packed_data"), samples=8, mean_bytes=1.0)
+    task = TuningTask(machine=MACHINE, only=tuple(FACTORS), stored_sample=sample)
+    world = Packed(FACTORS)
+    lab = TrialRunner(workload=WORKLOAD, machine=MACHINE, out=tmp_path, limit_s=60.0, runner=world)
+    lab.judge = lambda _asked: Judgement(check=LossCheck(status="within"))
+
+    tuned = lab.drive(tuning(task, budget_of(task), lambda _: None))
+
+    assert tuned.state.stopped == "interrupted"
+    assert world.asked[-1] == "packed"
+    assert len(tuned.stages) == 3

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from flatout.records.ablation import Verdict
+from flatout.reporting.tuning.speedup_chart import ladder_rows
 from tests.workflow.test_tune import World, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
@@ -35,3 +36,7 @@ def test_one_that_does_not_is_played_together_with_it(tmp_path):
     both = next(row for row in ablation.rows if row.verdict is Verdict.KEPT)
     assert both.choice.technique == "persistent_workers"
     assert both.together_with == ("loader_workers",)
+    alone, *_ = ablation.rows
+    assert (alone.choice.technique, alone.verdict) == ("loader_workers", Verdict.TOGETHER)
+    kept = {row.technique for row in ladder_rows(ablation) if row.is_kept}
+    assert kept == {"baseline", "whole recipe", *ablation.recipe.names}

@@ -7,7 +7,7 @@ import pytest
 from flatout.records.ablation import Comparison, ablation_from_json
 from flatout.records.errors import UserError
 from flatout.records.profile import profile_from_json
-from flatout.records.recipe import Recipe
+from flatout.records.recipe import Choice, Recipe
 from flatout.reporting.terminal import render_contrast
 from flatout.workflow.compare import compare
 from tests.paths import ROOT
@@ -146,7 +146,23 @@ def test_a_recipe_that_was_given_up_gains_nothing():
     assert compare(stored("ablation_leave"), tuned(recipe=Recipe())).ratio == 1.0
 
 
-@pytest.mark.parametrize("stopped", ["interrupted", "machine busy"])
+@pytest.mark.parametrize("confirmation", [None, Comparison(ratio=1.3, interval=(1.2, 1.4), n=3)])
+def test_a_tuning_that_kept_only_what_its_script_needs_gains_nothing(confirmation):
+    needed = Recipe(choices=(Choice(technique="loader_workers"),))
+    found = {"recipe": needed, "needed": ("loader_workers",), "confirmation": confirmation}
+
+    contrast = compare(stored("ablation_leave"), tuned(**found, stopped="finished"))
+
+    assert (contrast.ratio, contrast.n) == (1.0, (0, 0))
+
+
+def test_an_end_after_a_recipe_was_given_up_leaves_it_given_up():
+    given_up = tuned(recipe=Recipe(), stopped="interrupted")
+
+    assert compare(stored("ablation_leave"), given_up).ratio == 1.0
+
+
+@pytest.mark.parametrize("stopped", ["interrupted", "machine busy", "busy budget"])
 def test_a_tuning_that_was_not_let_find_anything_is_refused(stopped):
     with pytest.raises(UserError, match=r"before its recipe was confirmed.*--resume"):
         compare(tuned(), tuned(recipe=Recipe(), confirmation=None, stopped=stopped))

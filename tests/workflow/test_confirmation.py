@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from flatout.reporting.tuning.verdict import HERE, next_command
 from flatout.tuning.ladder import climb
 from tests.workflow.test_tune import World, no_bundle, profile, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
@@ -60,3 +61,12 @@ def test_a_recipe_that_promises_nothing_any_more_gets_no_time_beyond_the_budget(
     assert ablation.recipe.names == ()
     assert ablation.confirmation.n == 3
     assert "the budget ran out" in ablation.notes[-1]
+
+
+def test_a_confirmation_that_the_budget_ended_is_called_so_and_can_go_on(tmp_path, monkeypatch):
+    ablation = late_tuning(
+        LateWorld({"bf16_autocast": 0.94, "loader_workers": 0.94}, late=1.4), tmp_path, monkeypatch
+    )
+
+    assert ablation.stopped == "budget"
+    assert next_command(ablation, HERE).startswith("flatout tune --resume")

@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 
 from flatout.launch.folder_lock import hold_folder
+from flatout.records.ablation import LossCheck
 from flatout.records.errors import UserError
 from flatout.records.machine import Device
 from flatout.records.technique import Numerics
-from flatout.records.trial import Workload
-from flatout.workflow.tune import TuneOptions, tune
-from tests.workflow.test_tune import MACHINE, World
+from flatout.records.trial import Outcome, Trial, Workload
+from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
+from tests.tuning.test_bundle import Clock, Timed
+from tests.workflow.test_tune import MACHINE, World, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
 pytestmark = pytest.mark.chaos
@@ -208,3 +210,31 @@ def test_a_row_that_does_not_fit_on_the_disk_ends_the_tuning_and_keeps_the_rows_
         signal.signal(signal.SIGXFSZ, handler)
 
     assert journal.read_bytes() == before
+
+
+def test_what_the_guard_took_is_part_of_what_a_resumed_tuning_took(tmp_path, monkeypatch):
+    def check(guard, recipe):
+        guard.lab.guard(recipe, "candidate", {}, 2)
+        return LossCheck(status="within")
+
+    monkeypatch.setattr("flatout.workflow.tune.GuardChecker.check", check)
+    world, only = Timed({"bf16_autocast": 0.6}), ("bf16_autocast",)
+    before = run(world, tmp_path, only=only, clock=world.clock)
+
+    after = run(World({}), tmp_path, only=only, clock=Clock(), resume=True)
+
+    assert after.cost_s == pytest.approx(before.cost_s)
+
+
+def test_a_baseline_that_failed_is_run_again_and_not_reported_from_the_journal(project):
+    def fails(_workload, recipe, *_):
+        return Trial(recipe=recipe, outcome=Outcome.CRASH, message="no disk", wall_s=1.0)
+
+    interrupted(project)
+    journal = project / "out" / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(BaselineFailedError, match="no disk"):
+        tuned(project, fails, resume=True)
+
+    with pytest.raises(UserError, match="nothing to resume"):
+        tuned(project, World({}), resume=True)

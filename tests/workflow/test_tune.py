@@ -371,6 +371,10 @@ def test_small_gains_that_noise_hides_are_kept_together(tmp_path):
     assert {row.choice.technique, *row.together_with} <= set(ablation.recipe.names)
     whys = {r.choice.technique: r.why for r in ablation.rows if "came in together" in r.why}
     assert set(whys) == set(row.together_with)
+    own = [r for r in ablation.rows if r.stage == "add" and not r.together_with]
+    alone = {r.choice.technique: r.predicted_ratio for r in own}
+    names = (row.choice.technique, *row.together_with)
+    assert row.predicted_ratio == pytest.approx(math.prod(alone[name] for name in names))
 
 
 def test_each_technique_that_came_in_together_is_left_out_once(tmp_path):

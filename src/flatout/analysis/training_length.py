@@ -74,7 +74,14 @@ def _written(text: str) -> Mapping[str, int]:
     if "epoch" not in text.lower():
         for value in _outer_loops(tree):
             found.setdefault("steps", set()).add(value)
-    return {name: min(values) for name, values in found.items() if len(values) == 1}
+    known = {name: min(values) for name, values in found.items() if len(values) == 1}
+    # Within a loop over epochs so many steps may be those of one epoch, a limit, or a sampler's.
+    return {} if _has_epochs(tree) and any(map(STEPS.fullmatch, known)) else known
+
+
+def _has_epochs(tree: ast.AST) -> bool:
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For)]
+    return any("epoch" in getattr(loop.target, "id", "").lower() for loop in loops)
 
 
 def _numbers_of(node: ast.AST) -> Iterator[tuple[str, int]]:

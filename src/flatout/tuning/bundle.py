@@ -146,7 +146,7 @@ def _play(
         return (yield from _note_refusal(ladder, refused[0], match))
     names = tuple(x.choice.technique for x in others)
     place = len(ladder.rows)
-    row = yield from ladder.settle(_all_of(bundle), recipe, match, together_with=names)
+    row = yield from ladder.settle(all_of(bundle), recipe, match, together_with=names)
     parts: list[frozenset[str]] = []
     is_rejected = row.verdict is Verdict.REJECTED
     guilty = (yield from settle_guilty(ladder, recipe)) if is_rejected else ()
@@ -195,7 +195,7 @@ def _go_on_with(ladder: TuningState, parts: list[frozenset[str]], *, is_pair: bo
     ladder.bundles = [*parts, *(ladder.bundles or [frozenset()])[1:]]
 
 
-def _all_of(bundle: Sequence[Candidate]) -> Candidate:
+def all_of(bundle: Sequence[Candidate]) -> Candidate:
     """Return the last technique with the prediction of all: its row stands for them."""
     ratio, last = math.prod(x.ratio for x in bundle), bundle[-1]
     return replace(last, ratio=ratio, bound=replace(last.bound, ratio=math.inf))

@@ -11,15 +11,16 @@ from dataclasses import replace
 
 from flatout.analysis.loader_faults import fewer_workers
 from flatout.records.ablation import Verdict
-from flatout.records.messages import Text, joined, words
+from flatout.records.messages import Text, code_of, joined, words
 from flatout.records.profile import Profile
 from flatout.records.statistics import Decision, Rule
 from flatout.records.trial import Trial
 from flatout.records.units import format_duration
-from flatout.tuning.bundle import WORTH, is_time_short, passengers_s, try_bundle
+from flatout.tuning.bundle import WORTH, all_of, is_time_short, passengers_s, try_bundle
 from flatout.tuning.experiments import Asking
 from flatout.tuning.pairs import Match
 from flatout.tuning.ranking import (
+    HIDDEN,
     TYPICAL_PAIRS,
     WORTH_A_TRIAL,
     Candidate,
@@ -147,9 +148,14 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
         if label not in known:
             by_reason.setdefault(why, []).append(label)
     ladder.notes += [
-        words("tune_note.impossible", techniques=tuple(group), why=why)
+        words(f"tune_note.{_name_of(why)}", techniques=tuple(group), why=why)
         for why, group in by_reason.items()
     ]
+
+
+def _name_of(why: str) -> str:
+    """Return what the note is called on techniques that were passed over for this reason."""
+    return "hidden" if code_of(why) == HIDDEN else "impossible"
 
 
 def _without_use(ladder: TuningState, too_late: Sequence[Candidate]) -> dict[str, str]:
@@ -236,7 +242,12 @@ def _try(ladder: TuningState, candidate: Candidate) -> Asking[Trial | None]:
         both = recipe.plus(companion.choice)
         ladder.say(both.label)
         together = yield from ladder.play(both, Rule())
-        yield from ladder.settle(companion, both, together, together_with=(choice.technique,))
+        pair, names = all_of([candidate, companion]), (choice.technique,)
+        joint = yield from ladder.settle(pair, both, together, together_with=names)
+        if joint.verdict is Verdict.KEPT:
+            why = words("row.no_gain_alone", technique=companion.choice.technique)
+            place = ladder.rows.index(row)
+            ladder.rows[place] = replace(row, verdict=Verdict.TOGETHER, why=why)
     elif row.verdict is Verdict.INCONCLUSIVE and match.failure is None:
         ladder.undecided.append(Open(candidate=candidate, match=match, base=base, row=row))
     return match.failure
@@ -285,12 +296,13 @@ def _try_together(ladder: TuningState) -> Asking[None]:
     if len(bundle) < 2 or _labels(bundle) <= ladder.bundled or not ladder.has_time():
         return
     ladder.bundled = _labels(bundle)
-    *others, last = bundle
+    others = bundle[:-1]
     recipe = ladder.recipe.plus(*(item.candidate.choice for item in bundle))
     ladder.say(recipe.label)
     match = yield from ladder.play(recipe, Rule())
     names = tuple(item.candidate.choice.technique for item in others)
-    row = yield from ladder.settle(last.candidate, recipe, match, together_with=names)
+    all_open = all_of([item.candidate for item in bundle])
+    row = yield from ladder.settle(all_open, recipe, match, together_with=names)
     is_rejected = row.verdict is Verdict.REJECTED
     guilty = (yield from settle_guilty(ladder, recipe)) if is_rejected else ()
     if guilty:

@@ -17,6 +17,7 @@ What is asked for is run by `flatout.workflow.tune`; a journal's records lead th
 experiments again without running any.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 
 from flatout.records.ablation import Comparison, Feeding, LossCheck, Row, StagedRow, Verdict
@@ -162,10 +163,16 @@ def tuning(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
             rows=tuple(state.rows),
             final=proof.final,
             confirmation=proof.confirmation,
-            left_s=lambda: task.budget_s - history.budget.elapsed_s,
+            left_s=lambda: _left_for_stages_s(task, state),
         )
     )
     return Tuned(state=state, baseline=baseline, proof=proof, stages=stages)
+
+
+def _left_for_stages_s(task: TuningTask, state: TuningState) -> float:
+    """Return the time to measure stages; none once the user or a busy machine ended the tuning."""
+    is_ended = state.stopped in ("interrupted", "machine busy")
+    return -math.inf if is_ended else task.budget_s - state.budget.elapsed_s
 
 
 def _baseline(
@@ -240,10 +247,11 @@ def _climb_and_confirm(state: TuningState) -> Asking[RecipeProof]:
 def _drop_one(state: TuningState) -> Asking[None]:
     """Leave each kept technique out of the final recipe: the early ones may no longer pay.
 
-    The one that was kept last needs no such trial, unless it came in together with others.
+    The one that was kept last needs no such trial, unless it came in together with others, as all
+    do that a screen proposed.
     """
     kept = [row for row in state.rows if row.verdict is Verdict.KEPT]
-    last = kept[-1].choice if kept and not kept[-1].together_with else None
+    last = kept[-1].choice if kept and _came_in_alone(kept[-1]) else None
     for choice in drop_order(state):
         if choice in state.floor.choices:
             continue
@@ -261,6 +269,11 @@ def _drop_one(state: TuningState) -> Asking[None]:
             rule=Rule(max_pairs=DROP_PAIRS, min_pairs_to_drop=DROP_AFTER),
         )
         yield from _judge_drop(state, _row_about(state, choice), match, without)
+
+
+def _came_in_alone(row: Row) -> bool:
+    pair = row.comparison
+    return not row.together_with and (pair is None or pair.source == "pairs")
 
 
 def _is_sure(row: Row) -> bool:
@@ -331,7 +344,16 @@ def _confirm(state: TuningState) -> Asking[RecipeProof]:
     state.recipe = state.baseline
     if match.failure is not None:
         state.stopped = "recipe failed"
+    elif state.stopped == "finished" and check.passed and _is_cut_short(match):
+        state.stopped = "budget"
     return RecipeProof(confirmation=match.comparison, check=check)
+
+
+def _is_cut_short(match: Match) -> bool:
+    """Return whether the rule would have gone on with the confirming pairs, had there been time."""
+    pair = match.comparison
+    is_open = match.decision is Decision.UNDECIDED
+    return is_open and pair is not None and pair.n < Rule().max_pairs
 
 
 def _without_guilty(state: TuningState, check: LossCheck) -> Asking[bool]:

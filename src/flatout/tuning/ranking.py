@@ -14,12 +14,15 @@ from statistics import NormalDist
 from flatout.analysis.regime import best_case, is_hopeless
 from flatout.records import catalogue
 from flatout.records.machine import Machine
+from flatout.records.messages import times, words
 from flatout.records.profile import Bound, Profile
 from flatout.records.recipe import Choice
 from flatout.records.technique import Effect, Numerics, Technique, prior_for
 
 WORTH_A_TRIAL = 1.02
 """A gain below this cannot pass the rule: what could bring no more at best is not tried."""
+HIDDEN = "row.bound_in_noise"
+"""What the message is called that noise would hide even the best case."""
 TYPICAL_PAIRS = 3
 """Pairs that a candidate takes when it is clearly better or clearly not."""
 WARM_SHARE = 0.2
@@ -82,8 +85,11 @@ class Candidate:
         """Return why it cannot help, given the smallest gain that could show, or None."""
         if self.effect.peak_bytes < 0 and self.ratio <= 1:
             return None  # offered where memory is tight: what it saves is worth knowing
-        is_impossible = is_hopeless(self.bound, max(smallest, WORTH_A_TRIAL))
-        return self.bound.why if is_impossible else None
+        if is_hopeless(self.bound, WORTH_A_TRIAL):
+            return self.bound.why
+        if is_hopeless(self.bound, smallest):
+            return words(HIDDEN, why=self.bound.why, ratio=times(smallest))
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from flatout.records.recipe import Recipe
 from flatout.records.statistics import Decision, Rule
 from flatout.records.technique import can_switch
 from flatout.records.trial import Trial
-from flatout.tuning.bundle import rival_of
+from flatout.tuning.bundle import all_of, rival_of
 from flatout.tuning.experiments import ENDS, Asking
 from flatout.tuning.pairs import Match, unchecked
 from flatout.tuning.passes import find_seen
@@ -120,7 +120,8 @@ def screen_first(
     done = _note_effects(ladder, found, by_label, raced)
     if raced.open is not None:
         (first, *others), pair_of_all = raced.open
-        row = _row(ladder, by_label[first], Verdict.INCONCLUSIVE, None)
+        raced_as_one = all_of([by_label[label] for label in (*others, first)])
+        row = _row(ladder, raced_as_one, Verdict.INCONCLUSIVE, None)
         names = tuple(by_label[label].choice.technique for label in others)
         why = words(RACES[bool(names)], techniques=names)
         ladder.rows.append(replace(row, comparison=pair_of_all, together_with=names, why=why))
@@ -342,11 +343,7 @@ def _race(
         if match.decision is not Decision.KEPT or match.candidate is None:
             if match.decision is Decision.UNDECIDED and match.comparison is not None:
                 open_races.append((cell, match.comparison))
-            undecided = (
-                dict.fromkeys(cell, _why_open(match))
-                if match.decision is Decision.UNDECIDED
-                else {}
-            )
+            undecided = _left_open(undecided, cell, match)
             if ladder.ran_out:
                 break
             continue
@@ -359,7 +356,7 @@ def _race(
             ladder.profile = with_attention_of(ladder.profile, match.candidate)
             ladder.settled |= {x.choice.technique for x in together}
             ladder.best_ratio *= match.comparison.ratio if match.comparison else 1.0
-            return Raced(kept=cell, check=check, guilty=guilty)
+            return Raced(kept=cell, check=check, guilty=guilty, undecided=undecided)
         rejected = yield from settle_guilty(ladder, recipe)
         guilty |= {choice.label: check for choice in rejected}
         # Without a name only the whole is known to be wrong: each may still come in alone.
@@ -368,6 +365,13 @@ def _race(
         waiting = [tuple(x for x in cell if x not in guilty)] if rejected else []
     best = max(open_races, key=lambda race: race[1].ratio, default=None)
     return Raced(guilty=guilty, undecided=undecided, open=best)
+
+
+def _left_open(before: Mapping[str, str], cell: Cell, match: Match) -> dict[str, str]:
+    """Return what no race has decided so far and why, after one that was not won."""
+    others = {label: why for label, why in before.items() if label not in cell}
+    is_open = match.decision is Decision.UNDECIDED
+    return others | (dict.fromkeys(cell, _why_open(match)) if is_open else {})
 
 
 def _why_open(match: Match) -> str:

@@ -89,14 +89,16 @@ class TrialRunner:
     clock: Callable[[], float] = time.monotonic
     num_runs: int = 0
     """Trials so far, replayed ones too."""
-    replayed_s: float = 0.0
-    """Time the replayed trials took when they ran."""
+    recorded_s: float = field(init=False)
+    """Time that the recorded trials took when they ran, those of the guard too."""
     history: TrialHistory = field(init=False)
     """What was seen of the experiments that were driven here."""
     began_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.began_s = self.clock()
+        rows = [row for rows in self.recorded.values() for row in rows]
+        self.recorded_s = sum(row.trial.wall_s for row in rows if row.trial)
         self.history = TrialHistory(
             machine=self.machine,
             budget=self.budget,
@@ -130,7 +132,6 @@ class TrialRunner:
         if waiting:
             # What was recorded takes nothing of this tuning's time.
             record = replace(waiting.pop(0), elapsed_s=self.elapsed_s)
-            self.replayed_s += record.trial.wall_s if record.trial else 0.0
             self.num_runs += (record.trial is not None) + len(record.pair)
             return record
         trial = judgement = None

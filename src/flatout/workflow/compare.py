@@ -22,7 +22,7 @@ from flatout.records.trial_result import (
 
 UNCHANGED = Comparison(ratio=1.0, interval=(1.0, 1.0), n=0)
 """The gain of an empty recipe: it is the baseline itself."""
-CUT_SHORT = ("interrupted", "machine busy")
+CUT_SHORT = ("interrupted", "machine busy", "busy budget")
 """How a tuning ends that found nothing because it was not let."""
 FEWEST_PROCESSES = 2
 """One process shows nothing about the noise between processes."""
@@ -127,8 +127,12 @@ def _of_ablations(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Con
 
 
 def _gain(result: Ablation) -> Comparison:
-    """Return the confirmed gain; a recipe that did not hold was given up and gains nothing."""
-    if not result.recipe.choices and result.stopped not in CUT_SHORT:
+    """Return the confirmed gain; a recipe that did not hold was given up and gains nothing.
+
+    What the script needs to run is part of its baseline.
+    """
+    is_settled = result.confirmation is not None or result.stopped not in CUT_SHORT
+    if len(result.recipe.choices) <= len(result.needed) and is_settled:
         return UNCHANGED
     if result.confirmation is None:
         raise UserError(

@@ -331,7 +331,7 @@ def _held(options: TuneOptions) -> Iterator[None]:
         with held_out(out):
             yield
     except UserError as error:
-        if isinstance(error, BaselineFailedError) and not options.resume:
+        if isinstance(error, BaselineFailedError):
             (out / JOURNAL).unlink(missing_ok=True)
         for made in missing:
             with contextlib.suppress(OSError):
@@ -410,7 +410,7 @@ def _ablation(tuned: Tuned, runner: TrialRunner) -> Ablation:
         aa_check=history.aa_check,
         resolution=max(known, default=math.inf if pairs else 1.0),
         foreign_shares=tuple(history.foreign_shares),
-        cost_s=state.budget.elapsed_s + runner.replayed_s,
+        cost_s=state.budget.elapsed_s + runner.recorded_s,
         stopped=state.stopped,
         notes=tuple(state.notes),
     )

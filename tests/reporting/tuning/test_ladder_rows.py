@@ -42,6 +42,17 @@ def test_its_promise_is_not_that_of_a_technique_that_was_left_out_again(tuned):
     assert last.promise == "exact"
 
 
+def test_a_technique_that_was_left_out_again_is_not_called_kept(tuned):
+    workers, bf16 = row(tuned, "loader_workers"), row(tuned, "bf16_autocast")
+    dropped = replace(bf16, stage="drop", verdict=Verdict.NO_EFFECT)
+    found = replace(tuned, rows=(workers, bf16, dropped), recipe=recipe_of("loader_workers"))
+
+    _, first, second, _ = ladder_rows(found)
+
+    assert (first.verdict, first.is_kept) == ("kept", True)
+    assert (second.verdict, second.is_kept) == ("left out", False)
+
+
 def test_a_recipe_that_was_given_up_shows_the_promise_of_what_was_kept(tuned):
     bf16 = row(tuned, "bf16_autocast")
 

@@ -3,8 +3,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flatout.records.ablation import StagedRow, TrainingLength, ablation_from_json, staged_row
+from flatout.records.ablation import (
+    Comparison,
+    StagedRow,
+    TrainingLength,
+    Verdict,
+    ablation_from_json,
+    staged_row,
+)
 from flatout.records.profile import RareWork
+from flatout.records.recipe import Choice
 from flatout.reporting.terminal import render_ablation
 from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
 from flatout.reporting.tuning.speedup_chart import staged_svg
@@ -84,6 +92,36 @@ def test_the_report_with_the_staged_table(staged, language, snapshot):
     assert len(report.splitlines()) <= 25
 
 
+def not_kept(staged, *rows):
+    text = " ".join(render_ablation(replace(staged, rows=rows)).split())
+    return text.partition("Not kept: ")[2].partition(". - ")[0]
+
+
+def test_what_is_in_the_recipe_is_not_called_not_kept_for_an_earlier_trial(staged):
+    kept = staged.rows[0]
+    before = replace(kept, verdict=Verdict.INCONCLUSIVE)
+    more = replace(before, choice=replace(kept.choice, settings={"num_workers": 9}))
+
+    assert kept.choice in staged.recipe.choices
+    assert not_kept(staged, before, kept) == ""
+    assert not_kept(staged, kept, more) == "loader_workers num_workers=9 1.62x (inconclusive)"
+
+
+def test_what_was_tried_twice_is_named_once_and_what_was_tried_as_one_together(staged):
+    fused = replace(
+        staged.rows[0],
+        choice=Choice(technique="fused_optimizer"),
+        verdict=Verdict.INCONCLUSIVE,
+        comparison=Comparison(ratio=1.03, interval=(0.9, 1.2), n=4),
+    )
+    joint = replace(fused, together_with=("channels_last",), verdict=Verdict.NO_EFFECT)
+
+    assert not_kept(staged, fused, joint, replace(fused, verdict=Verdict.NO_EFFECT)) == (
+        "fused_optimizer 1.03x (no difference), "
+        "fused_optimizer + channels_last 1.03x (no difference)"
+    )
+
+
 def test_a_long_recipe_leaves_less_of_the_rest(staged):
     more = [replace(staged.stages[1], technique=f"technique_{n}") for n in range(5)]
     report = render_ablation(replace(staged, stages=(*staged.stages, *more)))
@@ -119,8 +157,8 @@ def test_without_a_known_length_the_minutes_are_those_of_a_million_samples(stage
     assert f" {1e6 / rate / 60:.0f} " in report
 
 
-def with_rare_work(ablation):
-    rare = RareWork(share=0.2, ms=900.0, steps=2, of_steps=18, saving_share=0.0)
+def with_rare_work(ablation, saving_share=0.0):
+    rare = RareWork(share=0.2, ms=900.0, steps=2, of_steps=18, saving_share=saving_share)
     return replace(ablation, baseline=replace(ablation.baseline, rare=rare))
 
 
@@ -130,6 +168,14 @@ def test_work_of_some_steps_is_in_the_minutes_and_gets_no_faster(staged):
     for stage in staged.stages:
         # 100 ms for each of 2,200 steps.
         assert training_s(known, stage) == pytest.approx(training_s(staged, stage) + 220)
+
+
+def test_saving_is_not_in_the_minutes_as_the_report_says(staged):
+    known = with_rare_work(staged, saving_share=0.5)
+
+    assert training_s(known, staged.stages[0]) == pytest.approx(
+        training_s(staged, staged.stages[0]) + 110
+    )
 
 
 def test_what_the_whole_run_gains_is_said_where_other_work_is_a_part_of_it(staged):

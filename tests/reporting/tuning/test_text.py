@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from flatout.records.ablation import Contrast, Quantity
 from flatout.reporting.terminal import render_contrast
 
@@ -33,3 +35,9 @@ def test_an_interval_that_covers_one_is_no_difference():
         "No difference that could be shown: 1.05x the baseline's gain "
         "(95% interval 0.97-1.13, n=5+4)."
     )
+
+
+def test_what_rises_from_below_zero_is_more():
+    loss = Quantity(name="loss, last tenth", baseline=-2.0, candidate=-1.0, unit="number")
+
+    assert "+50.0 %" in render_contrast(replace(SINGLE, quantities=(loss,)))

@@ -3,8 +3,9 @@ from types import SimpleNamespace
 import pytest
 
 from flatout.records import catalogue
+from flatout.records.ablation import Comparison
 from flatout.records.recipe import Choice, Recipe
-from flatout.reporting.tuning.verdict import hand_changes
+from flatout.reporting.tuning.verdict import gain, hand_changes
 
 BY_HAND = """
 Where the loader is made:
@@ -43,3 +44,10 @@ def test_instructions_name_no_setting_that_does_not_exist(name):
     (change,) = hand_changes(recipe, catalogue.technique_class)
 
     assert [line for line in change.lines if "$" in line] == []
+
+
+@pytest.mark.parametrize("ratio", [1.003, 0.998])
+def test_what_is_shown_as_no_gain_is_not_called_faster_or_slower(ratio):
+    pair = Comparison(ratio=ratio, interval=(ratio - 0.001, ratio + 0.001), n=10)
+
+    assert gain(pair).code == "gain.no_difference"

@@ -26,6 +26,8 @@ Cells = dict[str, Any]
 """Cells of a row by the names of their fields."""
 KEPT = (Verdict.KEPT, Verdict.TOGETHER)
 """Verdicts of the techniques that came in, alone or with others."""
+NO_GAIN = (Verdict.NO_EFFECT, Verdict.WORSE)
+"""Verdicts of the techniques that were left out of the final recipe again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class LadderRow:
     """`baseline`, `technique` or `final`."""
     technique: str
     settings: str = ""
+    together_with: tuple[str, ...] = ()
+    """Techniques that were on as well: the ratio is that of all of them."""
     promise: str = NOTHING
     predicted: str = NOTHING
     measured_ratio: str = NOTHING
@@ -82,22 +86,25 @@ def _baseline(ablation: Ablation, say: Messages) -> LadderRow:
 
 
 def _techniques(ablation: Ablation, say: Messages) -> Iterator[LadderRow]:
-    so_far = 1.0
+    so_far, dropped = 1.0, _left_out_again(ablation)
     for row in ablation.rows:
         if row.stage != "add":
             continue
         pair = row.comparison
+        came_in = row.verdict in KEPT
+        is_left_out = came_in and row.choice.technique in dropped
         yield LadderRow(
             kind="technique",
             technique=row.choice.technique,
             settings=row.choice.label.removeprefix(row.choice.technique).strip(),
+            together_with=row.together_with,
             promise=row.numerics,
             predicted=format_ratio(row.predicted_ratio) if row.predicted_ratio else NOTHING,
             **_pair_cells(pair, say),
             **_reading_cells(row.samples_per_s, row.device_busy_share, row.peak_bytes),
             loss_check=say.text(loss_of(row.loss_check)),
-            verdict=say.text(verdict_of(row)),
-            is_kept=row.verdict in KEPT,
+            verdict=say("verdict.left_out") if is_left_out else say.text(verdict_of(row)),
+            is_kept=came_in and not is_left_out,
             times_baseline=(
                 so_far * pair.ratio if pair and pair.interval[1] <= MAX_RATIO_END else None
             ),
@@ -105,6 +112,12 @@ def _techniques(ablation: Ablation, say: Messages) -> Iterator[LadderRow]:
         )
         if row.verdict is Verdict.KEPT and pair:
             so_far *= pair.ratio
+
+
+def _left_out_again(ablation: Ablation) -> set[str]:
+    """Return what was kept once and is not in the final recipe, where it no longer paid."""
+    drops = [row for row in ablation.rows if row.stage == "drop" and row.verdict in NO_GAIN]
+    return {row.choice.technique for row in drops} - {*ablation.recipe.names}
 
 
 def _final(ablation: Ablation, say: Messages) -> LadderRow:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from flatout.records.ablation import Ablation, Contrast, Quantity
 from flatout.records.messages import ENGLISH, Messages, Sentence, Text, interval_of, messages, words
+from flatout.records.recipe import Recipe
 from flatout.records.units import (
     format_bytes,
     format_duration,
@@ -99,13 +100,12 @@ def _below_stages(
     ablation: Ablation, rows: Sequence[LadderRow], say: Messages, width: int, *, room: int
 ) -> list[str]:
     """Return what limits now, what was not kept, and where the rest is, as far as it fits."""
-    others = [row for row in rows if row.kind == "technique" and not row.is_kept]
+    others = _not_kept(rows, ablation.recipe)
     named = tuple(
-        words("staged.other", technique=row.technique, ratio=row.measured_ratio, verdict=verdict)
+        words("staged.other", technique=name, ratio=row.measured_ratio, verdict=row.verdict)
         if row.measured_ratio != NOTHING
-        else words("staged.other_unmeasured", technique=row.technique, verdict=verdict)
-        for row in others[:MOST_OTHERS]
-        for verdict in [row.verdict]
+        else words("staged.other_unmeasured", technique=name, verdict=row.verdict)
+        for name, row in others[:MOST_OTHERS]
     )
     more = len(others) - len(named)
     if more:
@@ -119,6 +119,24 @@ def _below_stages(
     while shown and sum(map(len, shown)) + len(last) > room:
         shown.pop()
     return [*(line for point in shown for line in point), *last]
+
+
+def _not_kept(rows: Sequence[LadderRow], recipe: Recipe) -> list[tuple[str, LadderRow]]:
+    """Return by name what did not come in, each once, with the latest that is known of it.
+
+    What noise hid at first may be in the recipe; so may other settings of what was not kept.
+    """
+    found: dict[str, tuple[str, LadderRow]] = {}
+    for row in rows:
+        label = f"{row.technique} {row.settings}".strip()
+        is_in = not row.together_with and label in {choice.label for choice in recipe.choices}
+        if row.kind == "technique" and not row.is_kept and not is_in:
+            name = label if row.technique in recipe.names else row.technique
+            found[" + ".join((label, *row.together_with))] = (
+                " + ".join((name, *row.together_with)),
+                row,
+            )
+    return [*found.values()]
 
 
 def _short(
@@ -243,7 +261,9 @@ def _headline(contrast: Contrast) -> Sentence:
 
 def _row(quantity: Quantity, say: Messages) -> list[str]:
     write = FORMATS[quantity.unit]
-    change = quantity.candidate / quantity.baseline - 1 if quantity.baseline else None
+    before, after = quantity.baseline, quantity.candidate
+    # A loss or a reward may be below zero: what rises from there is more, not less.
+    change = (after - before) / abs(before) if before else None
     return [
         say.text(quantity.name),
         write(quantity.baseline),

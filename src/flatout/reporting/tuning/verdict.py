@@ -166,7 +166,8 @@ def _proof_of(pair: Comparison) -> Sentence:
 def gain(pair: Comparison) -> Sentence:
     """Return what a comparison shows, with its interval and n."""
     name = "faster" if pair.ratio > 1 else "slower"
-    if pair.covers_one:
+    # A ratio that is shown as 1.00x is neither faster nor slower.
+    if pair.covers_one or format_ratio(pair.ratio) == format_ratio(1.0):
         name = "no_difference"
     if pair.interval[1] > MAX_RATIO_END:
         name = "undecided"
