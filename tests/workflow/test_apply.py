@@ -81,6 +81,27 @@ def test_without_a_recipe_or_in_a_trial_the_line_does_nothing(folder):
     assert "threads 2 fused None" in tried.stdout
 
 
+ANOTHER = """
+from flatout.records.recipe import Recipe
+try:
+    flatout.apply(Recipe())
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_line_that_runs_twice_applies_its_recipe_once(folder):
+    line = FIRST.format("'recipe.toml'")
+
+    done = trained(folder, f"{line}import torch\n{line}{ANOTHER}{TRAIN}")
+
+    assert "threads 1 fused True" in done.stdout
+    assert done.stderr.count("channels_last was not applied") == 1
+    assert "fused_optimizer" not in done.stderr
+    assert "with another recipe already" in done.stdout
+
+
 def test_what_cannot_be_applied_from_within_is_refused(folder):
     spread = Recipe(choices=(Choice(technique="data_parallel", settings={"ranks": 2}),))
 

@@ -369,6 +369,35 @@ def test_the_diff_can_be_applied_and_writes_nothing(project):
     assert (project / "a.py").read_text() == 'import torch\nx = torch.rand(3000, device="cuda")'
 
 
+@pytest.mark.parametrize(
+    ("encoding", "head"),
+    [
+        ("utf-8-sig", ""),
+        ("latin-1", "# -*- coding: latin-1 -*-\n# Größe\n"),
+        ("utf-8", "# a page\f ends here, a line\u2028 does not\n"),
+    ],
+)
+def test_the_diff_fits_the_bytes_of_each_file(project, encoding, head):
+    (project / "my a.py").write_bytes((head + FOUND).encode(encoding))
+    (project / "b.py").write_text(FOUND)
+    flatout = Path(sys.executable).parent / "flatout"
+
+    made = subprocess.run([flatout, "check", "--diff", "."], capture_output=True, check=False)
+
+    subprocess.run(["git", "apply", "--check"], input=made.stdout, check=True)
+    subprocess.run(["patch", "-p1", "--fuzz=0"], input=made.stdout, check=True)
+    assert (project / "my a.py").read_bytes() == (head + FIXED).encode(encoding)
+    assert (project / "b.py").read_text() == FIXED
+
+
+def test_the_diff_of_a_link_is_that_of_its_file_and_comes_once(project):
+    (project / "real.py").write_text(FOUND)
+    (project / "a.py").symlink_to("real.py")
+
+    for paths in ([Path()], [Path("a.py")]):
+        subprocess.run(["git", "apply", "--check"], input=diff(check(paths)), text=True, check=True)
+
+
 def test_a_finding_survives_its_way_between_processes():
     found = check_one(FOUND)
 

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -278,3 +279,294 @@ def test_a_patched_script_trains_to_the_losses_of_its_recipe(tmp_path):
 def losses_said(folder, *command):
     done = ran(command, cwd=folder, check=True)
     return [float(x.split()[1]) for x in done.stdout.splitlines() if x.startswith("loss")]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("encoding", "head"),
+    [
+        ("utf-8", ""),
+        ("utf-8-sig", ""),
+        ("latin-1", "# -*- coding: latin-1 -*-\n# Größe\n"),
+        ("utf-8", "# a page\f ends here, a line\u2028 does not\n"),
+    ],
+)
+def test_the_diff_fits_the_bytes_of_the_file(tmp_path, encoding, head, end):
+    path = tmp_path / "my train.py"
+    before = (head + SCRIPT).replace("\n", end).encode(encoding)
+    path.write_bytes(before)
+    write_recipe(Recipe(choices=(Choice(technique="tf32"),)), tmp_path / "recipe.toml")
+    flatout = [sys.executable, "-m", "flatout", "patch", "recipe.toml", path.name]
+
+    made = subprocess.run(flatout, cwd=tmp_path, capture_output=True, check=True).stdout
+
+    subprocess.run(["git", "apply", "--check"], input=made, cwd=tmp_path, check=True)
+    subprocess.run(["patch", "-p1", "--fuzz=0"], input=made, cwd=tmp_path, check=True)
+    line = f'torch.set_float32_matmul_precision("high"){end}'.encode()
+    assert path.read_bytes().replace(line, b"") == before
+    assert line in path.read_bytes()
+
+
+def test_the_diff_of_a_link_is_that_of_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/train.py").write_text(SCRIPT)
+    (tmp_path / "link.py").symlink_to("real/train.py")
+
+    made = patch(Recipe(choices=(Choice(technique="tf32"),)), Path("link.py"))
+
+    subprocess.run(["git", "apply"], input=made.diff, text=True, check=True)
+    assert "set_float32" in (tmp_path / "real/train.py").read_text()
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        'import os\nos.environ["A"] = "1"\nimport torch',
+        "import os\nimport torch\nimport math",
+        "import torch.nn.functional as F\nimport torch",
+    ],
+)
+def test_a_switch_is_where_torch_is_known_and_before_the_training(patched, imports):
+    text = SCRIPT.replace("import torch\n", f"{imports}\n", 1) + "import math\nprint(math.pi)\n"
+
+    new, left_out = patched(Choice(technique="tf32"), text=text)
+
+    lines = new.splitlines()
+    switch = lines.index('torch.set_float32_matmul_precision("high")')
+    assert left_out == ()
+    assert lines.index("import torch") < switch < lines.index("model = Net().to(device)")
+
+
+@pytest.mark.parametrize("name", ["tf32", "cudnn_autotune", "bf16_autocast", "channels_last"])
+@pytest.mark.parametrize(
+    "imports", ["import torch.optim as optim", "def f():\n    import torch", "import torch as th"]
+)
+def test_nothing_is_written_that_needs_a_name_of_torch_that_is_not_there(patched, name, imports):
+    text = SCRIPT.replace("import torch\n", f"{imports}\n", 1)
+
+    assert patched(Choice(technique=name), text=text) == (text, (name,))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("cudnn_autotune", "torch.backends.cudnn.benchmark = False"),
+        ("cudnn_autotune", "import torch.backends.cudnn as cudnn; cudnn.benchmark = False"),
+        ("tf32", 'torch.set_float32_matmul_precision("highest")'),
+    ],
+)
+def test_a_switch_that_the_script_sets_back_has_no_clear_place(patched, name, line):
+    text = f"{SCRIPT}\ndef seed_all():\n    {line}\n"
+
+    assert patched(Choice(technique=name), text=text) == (text, (name,))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "torch.nn.Sequential(Net())",
+        "torch.nn.Sequential(Net()).to(device)",
+        "Row(Net())\n\nclass Row(torch.nn.Sequential):\n    pass\n",
+    ],
+)
+def test_a_model_with_torchs_own_forward_is_not_compiled_by_a_call_that_does_nothing(patched, made):
+    text = SCRIPT.replace("Net().to(device)", made)
+
+    assert patched(Choice(technique="torch_compile"), text=text) == (text, ("torch_compile",))
+    assert "model.to(memory_format" in patched(Choice(technique="channels_last"), text=text)[0]
+
+
+LOSS = "        loss = criterion(output, y)\n"
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "        loss: torch.Tensor = criterion(output, y)\n",
+        "        if smooth:\n            loss = soft(output, y)\n        else:\n"
+        "            loss = criterion(output, y)\n",
+        "        losses = [criterion(output, y)]\n        loss = sum(losses)\n",
+    ],
+)
+def test_a_loss_of_any_form_is_under_autocast(patched, loss):
+    text, _ = patched(Choice(technique="bf16_autocast"), text=SCRIPT.replace(LOSS, loss))
+
+    inside = "".join(f"    {line}\n" for line in loss.splitlines())
+    head = "        with torch.autocast(device.type, dtype=torch.bfloat16):\n"
+    assert f"{head}            output = model(x)\n{inside}        optimizer.zero_grad()\n" in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("loader = ", "criterion = torch.nn.BCELoss()\nloader = "),
+        ("criterion(output, y)", "torch.nn.functional.binary_cross_entropy(output, y)"),
+        (
+            "optimizer.step()\n",
+            "optimizer.step()\n        scores.append(output.detach().cpu().numpy())\n",
+        ),
+        (
+            "optimizer.step()\n",
+            "optimizer.step()\n        p = torch.sigmoid(output)\n        show(p.cpu().numpy())\n",
+        ),
+    ],
+)
+def test_what_fails_under_autocast_has_no_place_there(patched, before, after):
+    text = SCRIPT.replace(before, after)
+
+    assert patched(Choice(technique="bf16_autocast"), text=text) == (text, ("bf16_autocast",))
+
+
+@pytest.mark.parametrize("read", ["output.argmax(1).cpu().numpy()", "y.cpu().numpy()"])
+def test_what_numpy_can_read_may_be_read(patched, read):
+    text = f"{SCRIPT}        seen.append({read})\n"
+
+    assert patched(Choice(technique="bf16_autocast"), text=text)[1] == ()
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        "for epoch in range(3):\n    loss = model(x).mean()\n",
+        "def step():\n    loss = model(x).mean()\n",
+    ],
+)
+def test_autocast_is_on_the_device_of_the_model_where_no_copy_shows_it(patched, train):
+    text = f"""\
+import torch
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = Net().to(device)
+x = data.to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{train}    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+for _ in range(9):
+    step()
+"""
+
+    new, _ = patched(Choice(technique="bf16_autocast"), text=text)
+
+    assert "with torch.autocast(next(model.parameters()).device.type, dtype" in new
+
+
+BRANCHES = """\
+if args.first:
+    {one}
+else:
+    {other}
+"""
+
+
+def test_what_the_branches_make_is_changed_in_each(patched):
+    adam = "optimizer = torch.optim.Adam(model.parameters())"
+    sgd = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    drawn = "loader = DataLoader(data, batch_size=8, shuffle=True)"
+    given = "loader = DataLoader(data, sampler=sampler)"
+    text = SCRIPT.replace(drawn, BRANCHES.format(one=given, other=drawn))
+    start, end = text.index("optimizer = "), text.index("for epoch")
+    text = text[:start] + BRANCHES.format(one=sgd, other=adam) + text[end:]
+    workers = {"num_workers": 3, "prefetch_factor": 4}
+
+    new, left_out = patched(
+        Choice(technique="loader_workers", settings=workers),
+        Choice(technique="fused_optimizer"),
+        text=text,
+    )
+
+    assert left_out == ()
+    assert new.count("num_workers=3") == 2
+    assert new.count("fused=True") == 2
+
+
+EVALUATED = """\
+from data import train_loader
+
+test_loader = DataLoader(held_out, batch_size=8)
+
+
+def evaluate():
+    with torch.no_grad():
+        return [model(x) for x in test_loader] + [x for x in test_loader]
+
+
+def score():
+    for x in test_loader:
+        print(model(x))
+"""
+
+
+def test_a_lone_loader_that_only_evaluates_is_left_alone(patched):
+    loader = "loader = DataLoader(data, batch_size=8, shuffle=True)  # the photographs\n"
+    text = SCRIPT.replace(loader, EVALUATED).replace("in loader:", "in train_loader:")
+    choice = Choice(technique="loader_workers", settings={"num_workers": 3, "prefetch_factor": 2})
+
+    assert patched(choice, text=text) == (text, ("loader_workers",))
+
+
+def test_of_two_loaders_the_one_whose_batches_a_function_trains_on_is_changed(patched):
+    text = """\
+import torch
+from torch.utils.data import DataLoader
+
+loader = DataLoader(data, batch_size=8, shuffle=True)
+held_out = DataLoader(others, batch_size=8)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters())
+
+
+def step(x, y):
+    loss = criterion(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+for x, y in loader:
+    step(x, y)
+for x, y in held_out:
+    print(model(x))
+"""
+    choice = Choice(technique="loader_workers", settings={"num_workers": 3, "prefetch_factor": 2})
+
+    new, left_out = patched(choice, text=text)
+
+    assert left_out == ()
+    assert "shuffle=True, num_workers=3, prefetch_factor=2)" in new
+    assert new.count("num_workers") == 1
+
+
+@pytest.mark.parametrize("move", ["x.cuda(0, True)", "x.to(device, **how)"])
+def test_a_copy_that_may_have_the_argument_already_is_left_as_it_is(patched, move):
+    text, left_out = patched(
+        Choice(technique="pinned_memory"), text=SCRIPT.replace("x.to(device)", move)
+    )
+
+    assert left_out == ()
+    assert f"x, y = {move}, y.to(device, non_blocking=True)" in text
+
+
+def test_a_model_of_each_fold_is_changed_within_the_fold(patched):
+    start = SCRIPT.index("model = ")
+    folds = "for fold in range(5):\n" + "".join(
+        f"    {line}\n" for line in SCRIPT[start:].splitlines()
+    )
+    choices = [Choice(technique="torch_compile"), Choice(technique="channels_last")]
+
+    new, left_out = patched(*choices, text=SCRIPT[:start] + folds)
+
+    assert left_out == ()
+    assert '    model.compile(mode="default")\n    model.to(memory_format' in new
+    assert "torch.channels_last)\n    for epoch in range(3):" in new
+
+
+def test_each_model_of_a_list_is_changed_in_its_round(patched):
+    start = SCRIPT.index("model = ")
+    rest = SCRIPT[start:].replace("model = Net().to(device)\n", "")
+    rounds = "for model in models:\n" + "".join(f"    {line}\n" for line in rest.splitlines())
+
+    new, _ = patched(Choice(technique="channels_last"), text=SCRIPT[:start] + rounds)
+
+    assert "    model.to(memory_format=torch.channels_last)\n    for epoch" in new

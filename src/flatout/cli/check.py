@@ -45,6 +45,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
 
     PATH is a Python file or a folder. Nothing of it is imported or run.
     """
+    from flatout.records.files import BYTES
     from flatout.reporting.check import check_github, check_text
     from flatout.reporting.documents import write_json
     from flatout.workflow import check as checking
@@ -59,7 +60,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     if json_path:
         write_json(found.to_json(), json_path)
     if diff:
-        click.echo(checking.diff(found), nl=False)
+        click.echo(checking.diff(found).encode(*BYTES), nl=False)
     elif output == "text":
         show(check_text(found, language))
     elif output == "github":

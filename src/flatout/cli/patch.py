@@ -19,6 +19,7 @@ def command(recipe: Path, script: Path, language: str) -> int:
     wrote, SCRIPT the file it tuned.
     """
     from flatout.records.catalogue import technique_class
+    from flatout.records.files import BYTES
     from flatout.records.messages import messages
     from flatout.records.recipe import Recipe
     from flatout.reporting.tuning.verdict import hand_changes
@@ -28,7 +29,7 @@ def command(recipe: Path, script: Path, language: str) -> int:
     say = messages(language)
     wanted = read_recipe(recipe)
     made = patch(wanted, script)
-    click.echo(made.diff, nl=False)
+    click.echo(made.diff.encode(*BYTES), nl=False)
     if made.left_out:
         names = ", ".join(made.left_out)
         command = f"flatout run --with {recipe} {script}"

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import difflib
 import errno
 import operator
 import os
@@ -12,11 +13,15 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from flatout.records.errors import UserError
 
+BYTES = ("utf-8", "surrogateescape")
+"""Encoding and errors of a text that may hold bytes of another encoding, as Python's paths do."""
+NO_END = b"\n\\ No newline at end of file\n"
 MOST_LINKS = 8
 """Links that are followed one by one."""
 PRIVATE = 0o700
@@ -76,15 +81,38 @@ def replace_text(path: Path, text: str) -> None:
     if number is not None:
         sys.stdout.flush()
         sys.stderr.flush()
-        with os.fdopen(os.dup(number), "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(os.dup(number), "wb") as stream:
+            stream.write(text.encode(*BYTES))
         return
     if is_stream(path):
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(text.encode(*BYTES))
         return
     path = linked(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, text.encode(), lambda draft: draft.chmod(0o666 & ~_umask()))
+    _replace(path, text.encode(*BYTES), lambda draft: draft.chmod(0o666 & ~_umask()))
+
+
+def unified_diff(path: Path, before: bytes, after: bytes) -> str:
+    """Return the change of a file as `patch -p1` and `git apply` take it, whatever its encoding.
+
+    What is no UTF-8 is in surrogates, which `BYTES` turns back. A link is named by its file: the
+    programs write through none.
+    """
+    with contextlib.suppress(ValueError):
+        path = linked(path).relative_to(Path.cwd()) if path.is_symlink() else path
+    name = os.fsencode(str(path).lstrip("/"))
+    # A name with a space ends at the tab behind it. Lines end as `patch` sees them: a form feed or
+    # a separator of Unicode ends none.
+    end = b"\t" if b" " in name else b""
+    lines = difflib.diff_bytes(
+        difflib.unified_diff,
+        BytesIO(before).readlines(),
+        BytesIO(after).readlines(),
+        b"a/" + name + end,
+        b"b/" + name + end,
+    )
+    whole = (line if line.endswith(b"\n") else line + NO_END for line in lines)
+    return b"".join(whole).decode(*BYTES)
 
 
 def rewrite(path: Path, before: bytes, after: bytes) -> None:

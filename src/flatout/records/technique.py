@@ -155,6 +155,8 @@ class SourceForm:
     """A line after the imports."""
     model: str = ""
     """A line above the loops of the training; `$model` is the model."""
+    needs_own_forward: bool = False
+    """Whether that line does nothing to a model whose `forward` is torch's own."""
     around_block: str = ""
     """A call of `torch.utils.checkpoint` around each block that a module's loop runs."""
     around_forward: str = ""

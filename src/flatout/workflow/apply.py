@@ -22,6 +22,8 @@ from flatout.workflow.recipe_files import read_recipe
 VARIABLE = "FLATOUT_RECIPE"
 """Environment variable with the path of a recipe, for `apply` without an argument."""
 
+APPLIED = "FLATOUT_APPLIED"
+"""Environment variable with the process that trains with a recipe, and which: children differ."""
 READ_AT_START = ("LD_", "MALLOC_", "GLIBC_")
 """What the variables begin with that are read once, before any code of Python."""
 
@@ -31,15 +33,16 @@ def apply(recipe: Recipe | str | Path | None = None) -> None:
 
     To be called before anything else, torch's import included: for notebooks, Ray, SageMaker and
     other launchers that start the script themselves. What a technique needs before the process
-    starts (`cpu_allocator`) is named at the end as not applied. In the trials of flatout it does
-    nothing, since they choose the recipe.
+    starts (`cpu_allocator`) is named at the end as not applied. Called again it does nothing, so a
+    cell of a notebook can run twice. In the trials of flatout it does nothing, since they choose
+    the recipe.
 
     Args:
         recipe: The recipe or its path; None takes the path in `FLATOUT_RECIPE`, and does nothing
             without one.
 
     Raises:
-        UserError: if it cannot be read, or trains on several devices.
+        UserError: if it cannot be read, trains on several devices, or another one was applied.
     """
     chosen = recipe if recipe is not None else os.environ.get(VARIABLE)
     if not chosen or SPEC_VARIABLE in os.environ:
@@ -47,6 +50,12 @@ def apply(recipe: Recipe | str | Path | None = None) -> None:
     found = chosen if isinstance(chosen, Recipe) else read_recipe(chosen, may_spread=True)
     if catalogue.setter_of("ranks") in found.names or found.parallel is not None:
         raise UserError("a recipe for several devices starts processes: use flatout run --with")
+    process, _, applied = os.environ.get(APPLIED, "").partition(" ")
+    if process == str(os.getpid()):
+        if applied != repr(found):
+            raise UserError("this process trains with another recipe already: restart it for this")
+        return
+    os.environ[APPLIED] = f"{os.getpid()} {found!r}"
     for technique in catalogue.build(found):
         wanted = technique.environment(dict(os.environ))
         # Too late for these: without them the technique says that it was not applied.

@@ -1,7 +1,6 @@
 """Check the source of trainings: find the files, ask the rules, write the fixes."""
 
 import contextlib
-import difflib
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from flatout.hardware.limits import usable_cores
 from flatout.launch.trial_process import scratch_root
 from flatout.records import input_files
 from flatout.records.errors import UserError
-from flatout.records.files import module_command, replace_text, rewrite
+from flatout.records.files import module_command, replace_text, rewrite, unified_diff
 from flatout.records.finding import CheckedFile, SourceCheck, SourceFinding
 from flatout.records.json_records import from_plain
 from flatout.rules import source
@@ -71,18 +70,10 @@ def check(paths: Sequence[Path], codes: Codes | None = None) -> SourceCheck:
 
 def diff(found: SourceCheck) -> str:
     """Return the fixes of all findings, safe and suggested, as a unified diff."""
-    parts: list[str] = []
-    for each, text, _encoding, new, _made in _fixed(found, suggested=True):
-        parts += difflib.unified_diff(
-            text.splitlines(keepends=True),
-            new.splitlines(keepends=True),
-            f"a/{each.path.lstrip('/')}",
-            f"b/{each.path.lstrip('/')}",
-        )
-    return "".join(line if line.endswith("\n") else f"{line}\n{NO_END}\n" for line in parts)
-
-
-NO_END = "\\ No newline at end of file"
+    return "".join(
+        unified_diff(Path(each.path), text.encode(encoding), new.encode(encoding))
+        for each, text, encoding, new, _made in _fixed(found, suggested=True)
+    )
 
 
 def fix(found: SourceCheck, *, suggested: bool) -> SourceCheck:
@@ -99,8 +90,6 @@ def fix(found: SourceCheck, *, suggested: bool) -> SourceCheck:
     left = {each.path: each for each in found.files}
     for each, text, encoding, new, count in _fixed(found, suggested=suggested):
         path = Path(each.path)
-        if path.is_symlink() and not each.is_named:
-            continue  # it may lead out of the folder that was named
         try:
             rewrite(path, text.encode(encoding), new.encode(encoding))
         except OSError as error:
@@ -118,7 +107,8 @@ def _fixed(
     """Yield the files that fixes change: text, encoding, new text, number of fixes."""
     for each in found.files:
         codes = {f.code for f in each.findings if f.fix and (suggested or f.fix.is_safe)}
-        if not codes:
+        # A link in a folder may lead out of it.
+        if not codes or (Path(each.path).is_symlink() and not each.is_named):
             continue
         try:
             data = read_bytes(Path(each.path))

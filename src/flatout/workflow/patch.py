@@ -1,6 +1,5 @@
 """Write a recipe as a diff of the script."""
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from flatout.analysis.source.patches import source_fix
 from flatout.analysis.source.script import NotAnalysableError, Script
 from flatout.records import catalogue
 from flatout.records.errors import UserError
+from flatout.records.files import unified_diff
 from flatout.records.recipe import Recipe
 from flatout.workflow.check_worker import decode, read_bytes
 
@@ -31,7 +31,7 @@ def patch(recipe: Recipe, path: Path) -> ScriptPatch:
         UserError: if the script cannot be read as Python.
     """
     try:
-        text = decode(read_bytes(path))[0]
+        text, encoding = decode(read_bytes(path))
         new, written = text, []
         for choice in recipe.choices:
             kind = catalogue.technique_class(choice.technique)
@@ -43,17 +43,8 @@ def patch(recipe: Recipe, path: Path) -> ScriptPatch:
                 written.append(choice.technique)
     except NotAnalysableError as error:
         raise UserError(f"{path} cannot be patched: {error}") from None
-    name = str(path).lstrip("/")
     left_out = tuple(name for name in recipe.names if name not in written)
-    return ScriptPatch(diff=_unified(text, new, name), written=tuple(written), left_out=left_out)
-
-
-def _unified(before: str, after: str, name: str) -> str:
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True),
-        after.splitlines(keepends=True),
-        f"a/{name}",
-        f"b/{name}",
+    before, after = text.encode(encoding), new.encode(encoding)
+    return ScriptPatch(
+        diff=unified_diff(path, before, after), written=tuple(written), left_out=left_out
     )
-    end = "\n\\ No newline at end of file\n"
-    return "".join(line if line.endswith("\n") else line + end for line in lines)

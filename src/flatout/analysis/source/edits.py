@@ -9,7 +9,7 @@ import tokenize
 from collections.abc import Iterable
 from io import StringIO
 
-from flatout.analysis.source.script import NotAnalysableError, Script
+from flatout.analysis.source.script import NotAnalysableError, Script, argument
 from flatout.records.finding import Edit, Fix
 
 Edits = Edit | Iterable["Edit | None"] | None
@@ -66,11 +66,13 @@ def add_argument(  # noqa: PLR0911  one layout a line
     return Edit(start=at, end=at, text=f"{indent}{text},{script.newline}")
 
 
-def set_argument(script: Script, call: ast.Call, name: str, value: str) -> Edit | None:
-    """Return the edit that gives a keyword argument another value, or adds it."""
-    for keyword in call.keywords:
-        if keyword.arg == name:
-            return replaced(script, keyword.value, value)
+def set_argument(
+    script: Script, call: ast.Call, name: str, value: str, position: int | None = None
+) -> Edit | None:
+    """Return the edit that gives an argument another value, or adds it by its keyword."""
+    given = argument(call, name, position)
+    if given is not None:
+        return replaced(script, given, value)
     return add_argument(script, call, f"{name}={value}")
 
 
@@ -172,9 +174,24 @@ def add_import(script: Script, module: str) -> Edit | None:
     return None
 
 
-def imported(script: Script, module: str) -> list[Edit | None]:
-    """Return the edits after which a module can be used by its own name: none if it can already."""
-    if script.imports.get(module) == module:
+def insert_after_import(script: Script, module: str, line: str) -> Edit | None:
+    """Return the edit that writes a line below the import of a module and those that follow it.
+
+    None where no import at the top of the file gives the module its own name: the line needs it.
+    """
+    last: ast.stmt | None = None
+    for statement in script.tree.body:
+        is_import = isinstance(statement, ast.Import | ast.ImportFrom)
+        if last is not None and not is_import:
+            break
+        if last is not None or script.imports_plainly(statement, module):
+            last = statement
+    return insert_after(script, last, line) if last is not None else None
+
+
+def imported(script: Script, module: str, node: ast.AST) -> list[Edit | None]:
+    """Return the edits after which a node can use a module by its own name: none if it can now."""
+    if script.knows(module, node):
         return []
     return [add_import(script, module)]
 

@@ -1,13 +1,14 @@
 """Write into a script what a technique does at a hook point: arguments, lines, a block."""
 
 import ast
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from string import Template
 from typing import Any
 
 from flatout.analysis.source.edits import (
     add_argument,
-    insert_after,
+    insert_after_import,
     insert_before,
     set_argument,
     wrap,
@@ -17,6 +18,7 @@ from flatout.analysis.source.script import (
     argument,
     has_unpacked,
     is_self_attribute,
+    last_name,
     names_in,
 )
 from flatout.analysis.source.training import (
@@ -51,9 +53,9 @@ def source_fix(script: Script, form: SourceForm, settings: Mapping[str, Any]) ->
     if form.optimizer:
         edits += _optimizer_edits(script, form)
     if form.start:
-        edits.append(_after_imports(script, Template(form.start).substitute(values)))
+        edits.append(_start_edit(script, Template(form.start).substitute(values)))
     if form.model:
-        edits.append(_model_edit(script, parts[0], form.model, values))
+        edits.append(_model_edit(script, parts[0], form, values))
     if form.around_block:
         edits += _block_edits(script, form.around_block)
     if form.around_forward:
@@ -63,16 +65,25 @@ def source_fix(script: Script, form: SourceForm, settings: Mapping[str, Any]) ->
     return Fix(edits=tuple(found)) if found and len(found) == len(edits) else None
 
 
-def _loaders(script: Script, parts: Sequence[StepPart]) -> list[tuple[ast.Call, list[ast.For]]]:
-    """Return the loaders that a training draws from, with the loops; a lone one in any case."""
+def _loaders(script: Script, parts: Sequence[StepPart]) -> list[ast.Call]:
+    """Return the loaders that a training draws from; a lone one that no loop of the file does."""
     made = list(train_loaders(script))
-    nodes = {id(part.node) for part in parts}
     found = []
     for call in made:
-        loops = [loop for loop in loops_over(script, call) if id(loop) in nodes]
-        if loops or len(made) == 1:
-            found.append((call, loops))
+        loops = loops_over(script, call)
+        if any(_trains(script, loop, parts) for loop in loops) or (len(made) == 1 and not loops):
+            found.append(call)
     return found
+
+
+def _trains(script: Script, loop: ast.For, parts: Sequence[StepPart]) -> bool:
+    """Return whether a loop makes steps, or calls what makes one."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = [part.node for part in parts if isinstance(part.node, kinds)]
+    calls = [call for function in functions for call in script.calls_of(function)]
+    return any(part.node is loop for part in parts) or any(
+        loop in script.ancestors(call) for call in calls
+    )
 
 
 MOST_BY_PLACE = 5
@@ -83,7 +94,7 @@ def _loader_edits(
     script: Script, parts: Sequence[StepPart], arguments: Mapping[str, str]
 ) -> list[Edit | None]:
     edits: list[Edit | None] = []
-    for call, _loops in _loaders(script, parts):
+    for call in _loaders(script, parts):
         if has_unpacked(call) or len(call.args) > MOST_BY_PLACE:
             return [None]  # it may be given what is to be added
         written = {keyword.arg for keyword in call.keywords}
@@ -100,15 +111,21 @@ def _loader_edits(
 def _copy_edits(script: Script, parts: Sequence[StepPart], argument: str) -> list[Edit | None]:
     name, _equals, value = argument.partition("=")
     loops = [part.node for part in parts if isinstance(part.node, ast.For)]
-    moves = [move for loop in loops for move in copies(script, loop)]
+    moves = [move for loop in loops for move in copies(script, loop) if not _may_have_more(move)]
     return [set_argument(script, move, name, value) for move in moves]
+
+
+def _may_have_more(move: ast.Call) -> bool:
+    """Return whether more than a device is given by position, or by what is not written here."""
+    return len(move.args) > 1 or has_unpacked(move)
 
 
 def _optimizer_edits(script: Script, form: SourceForm) -> list[Edit | None]:
     stepped = {
-        id(script.origin(call.func.value))  # type: ignore[attr-defined]
+        id(each)
         for call in script.methods("step")
         if is_optimizer_step(script, call)
+        for each in script.origins(call.func.value)  # type: ignore[attr-defined]
     }
     made = [
         call
@@ -125,32 +142,55 @@ def _optimizer_edits(script: Script, form: SourceForm) -> list[Edit | None]:
     ] or [None]
 
 
-def _after_imports(script: Script, line: str) -> Edit | None:
-    last: ast.stmt | None = None
-    for statement in script.tree.body:
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            last = statement
-    if last is None or script.imports.get("torch") != "torch":
-        return None
-    return insert_after(script, last, line)
+def _start_edit(script: Script, line: str) -> Edit | None:
+    """Return the line after the imports, None where the script sets the same elsewhere itself."""
+    name = line.partition("(")[0].partition(" = ")[0]
+    stored = [each for each in script.nodes(ast.Attribute) if isinstance(each.ctx, ast.Store)]
+    if script.calls(name) or any(script.qualified(each) == name for each in stored):
+        return None  # the last one counts
+    return insert_after_import(script, "torch", line)
 
 
 def _model_edit(
-    script: Script, part: StepPart, line: str, values: Mapping[str, str]
+    script: Script, part: StepPart, form: SourceForm, values: Mapping[str, str]
 ) -> Edit | None:
     """Return the line above the outermost loop around the steps, in the model's own function."""
     found = _model(script, part)
-    if found is None:
-        return None
-    loops = [part.node, *script.loops(part.node)]
-    outermost = loops[-1]
-    if not isinstance(outermost, ast.For | ast.While) or not isinstance(found.func, ast.Name):
+    if found is None or not isinstance(found.func, ast.Name):
         return None
     made = script.values(found.func)
     if not made or any(isinstance(value, ast.arg) for value in made):
         return None  # handed in: the line belongs where it was made
-    text = Template(line).substitute(values, model=found.func.id)
+    inside = {each for value in made for each in (value, *script.ancestors(value))}
+    # A loop over folds or rates makes a model in each round.
+    loops = [each for each in [part.node, *script.loops(part.node)] if each not in inside]
+    if not loops or not isinstance(loops[-1], ast.For | ast.While):
+        return None
+    outermost = loops[-1]
+    text = Template(form.model).substitute(values, model=found.func.id)
+    is_in_vain = form.needs_own_forward and any(_has_torchs_forward(script, x) for x in made)
+    if is_in_vain or ("torch." in text and not script.knows("torch", outermost)):
+        return None
     return insert_before(script, outermost, text)
+
+
+def _has_torchs_forward(script: Script, made: ast.AST) -> bool:
+    """Return whether a model is made of a class that leaves `forward` to one of `torch.nn`."""
+    while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
+        if script.called(made):
+            break
+        made = made.func.value  # `.to(device)`
+    if not isinstance(made, ast.Call):
+        return False
+    owner = script.classes.get(last_name(made.func))
+    if owner is None:
+        return bool(TORCHS.match(script.called(made)))
+    has_own = script.method(owner, "forward") is not None
+    return not has_own and any(TORCHS.match(base) for base in script.bases(owner))
+
+
+TORCHS = re.compile(r"torch\.nn\.(?!Module$)(?!\w*Parallel$)[A-Z]\w*$")
+"""Layers and containers of torch, each with a `forward`."""
 
 
 def _model(script: Script, part: StepPart) -> ast.Call | None:
@@ -162,10 +202,14 @@ def _model(script: Script, part: StepPart) -> ast.Call | None:
     return calls[0] if len({script.source(call.func) for call in calls}) == 1 else None
 
 
+REFUSED = frozenset({"BCELoss", "binary_cross_entropy"})
+"""What torch refuses to compute under autocast on a GPU."""
+
+
 def _forward_edits(script: Script, part: StepPart, header: str) -> list[Edit | None]:
     """Return the block from the model's call to the loss, all before `backward`."""
     call = _model(script, part)
-    if call is None or len(part.backwards) != 1 or script.imports.get("torch") != "torch":
+    if call is None or len(part.backwards) != 1 or not script.knows("torch", call):
         return [None]
     first = script.statement(call)
     last = script.statement(part.backwards[0])
@@ -174,24 +218,48 @@ def _forward_edits(script: Script, part: StepPart, header: str) -> list[Edit | N
     if id(last) not in places or places[id(first)] >= places[id(last)]:
         return [None]
     body = block[places[id(first)] : places[id(last)]]
+    loss = names_in(part.backwards[0]) - {"self", "backward"}
     # What has nothing to do with the loss, as zero_grad has, stays outside at the end.
-    while len(body) > 1 and not isinstance(body[-1], ast.Assign | ast.AugAssign):
+    while len(body) > 1 and not names_in(body[-1]) & loss:
         body.pop()
-    return wrap(script, body, Template(header).substitute(device=_device_type(script, part)))
+    if REFUSED & script.words or _goes_to_numpy(script, part, body, loss):
+        return [None]
+    device = _device_type(script, part, script.source(call.func))
+    return wrap(script, body, Template(header).substitute(device=device))
 
 
-def _device_type(script: Script, part: StepPart) -> str:
+NOT_HALF = frozenset({"argmax", "max", "topk", "float", "double", "int", "long", "item", "round"})
+"""What makes whole numbers or fp32 of an output."""
+
+
+def _goes_to_numpy(
+    script: Script, part: StepPart, body: Sequence[ast.stmt], loss: Collection[str]
+) -> bool:
+    """Return whether a step hands to NumPy, which has no bf16, what is computed in the block."""
+    stored = (node for each in body for node in ast.walk(each) if isinstance(node, ast.Name))
+    made = {node.id for node in stored if isinstance(node.ctx, ast.Store)} - set(loss)
+    for each in script.within(part.node, ast.Assign):
+        used = names_in(each.value)
+        if used & made and not used & NOT_HALF:
+            made |= {name for target in each.targets for name in names_in(target)}
+    calls = (call for call in script.methods("numpy") if part.node in script.ancestors(call))
+    read = [names_in(call.func) for call in calls]
+    return any(names & made and not names & NOT_HALF for names in read)
+
+
+def _device_type(script: Script, part: StepPart, model: str) -> str:
     """Return an expression for the kind of device that a step runs on."""
-    for node in script.nodes(ast.Assign):
-        if script.called(node.value) == "torch.device" and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if name in names_in(part.node):
-                return f"{name}.type"
-    for move in copies(script, part.node) if isinstance(part.node, ast.For) else ():
+    moves = copies(script, part.node) if isinstance(part.node, ast.For) else []
+    for move in moves:
         device = argument(move, "device", 0)
-        if device is not None and not isinstance(device, ast.Constant):
-            return f"torch.device({script.source(device)}).type"
-    return '"cuda"' if uses_device(script) else '"cpu"'
+        if isinstance(device, ast.Constant) and isinstance(device.value, str):
+            return f'"{device.value.partition(":")[0]}"'
+        if device is None or isinstance(device, ast.Constant):
+            return '"cuda"'
+        text = script.source(device)
+        is_device = {script.called(each) for each in script.values(device)} == {"torch.device"}
+        return f"{text}.type" if is_device else f"torch.device({text}).type"
+    return f"next({model}.parameters()).device.type" if uses_device(script) else '"cpu"'
 
 
 def _block_edits(script: Script, function: str) -> list[Edit | None]:
@@ -199,7 +267,7 @@ def _block_edits(script: Script, function: str) -> list[Edit | None]:
 
     Batch norm would count each batch twice, so that a file with one has no clear place.
     """
-    if script.imports.get("torch") != "torch" or any("BatchNorm" in w for w in script.words):
+    if any("BatchNorm" in w for w in script.words):
         return [None]
     edits: list[Edit | None] = []
     for loop in script.nodes(ast.For):
@@ -213,7 +281,7 @@ def _block_edits(script: Script, function: str) -> list[Edit | None]:
             if isinstance(call.func, ast.Name) and call.func.id == loop.target.id and call.args:
                 edits += _checkpointed(script, call, function)
     module = function.rpartition(".")[0]
-    return [_after_imports(script, f"import {module}"), *edits] if edits else [None]
+    return [insert_after_import(script, "torch", f"import {module}"), *edits] if edits else [None]
 
 
 def _checkpointed(script: Script, call: ast.Call, function: str) -> list[Edit | None]:

@@ -252,6 +252,21 @@ class Script:
                 found[item.asname or item.name] = f"{module}.{item.name}"
         return found
 
+    def knows(self, module: str, node: ast.AST) -> bool:
+        """Return whether a module has its own name where a node is, by an import that it sees."""
+        around = {self.tree, *self.ancestors(node)}
+        return any(
+            self.imports_plainly(each, module) and self.scope(each) in around
+            for each in self.nodes(ast.Import)
+        )
+
+    def imports_plainly(self, statement: ast.AST, module: str) -> bool:
+        """Return whether a statement imports a module by its own name, which means it all along."""
+        if not isinstance(statement, ast.Import) or self.imports.get(module) != module:
+            return False
+        names = [item.asname or item.name.partition(".")[0] for item in statement.names]
+        return module in names
+
     @cached_property
     def uses_torch(self) -> bool:
         """Whether the script imports torch or something that trains with it."""
@@ -414,6 +429,13 @@ class Script:
                 return node
             node = found[-1]
         return node
+
+    def origins(self, node: ast.AST) -> list[ast.AST]:
+        """Return the expressions that a name may stand for: `origin`, and the other branches'."""
+        last = self.origin(node)
+        values = self.values(node) if isinstance(node, ast.Name | ast.Attribute) else []
+        others = [each for each in values if self.are_alternatives(each, last)]
+        return [last, *(each for each in others if isinstance(each, ast.expr))]
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         """Return the class of this file that an expression is an instance of."""

@@ -419,7 +419,7 @@ def loops_over(script: Script, loader: ast.Call) -> list[ast.For]:
     return [
         loop
         for loop in script.nodes(ast.For)
-        if any(script.origin(each) is loader for each in _iterated(loop.iter))
+        if any(loader in script.origins(each) for each in _iterated(loop.iter))
     ]
 
 

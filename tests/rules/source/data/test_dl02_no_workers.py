@@ -51,3 +51,9 @@ def test_a_training_on_the_cpu_needs_its_cores_itself():
 def test_the_fix_gives_workers_and_keeps_the_rest():
     assert "DataLoader(data, batch_size=8, num_workers=4)" in fixed(script(), "DL02")
     assert "batch_size=8, num_workers=4)" in fixed(script(more=", num_workers=0"), "DL02")
+
+
+def test_a_number_given_by_position_is_replaced_there():
+    text = script(more=", True, None, None, 0").replace("batch_size=8", "8")
+
+    assert "DataLoader(data, 8, True, None, None, 4)" in fixed(text, "DL02")

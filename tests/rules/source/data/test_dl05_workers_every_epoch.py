@@ -46,3 +46,18 @@ for epoch in range(3):
 """
 
     assert set(codes_in(text)) == {"DL03"}
+
+
+def test_the_loader_of_each_branch_is_found():
+    text = """
+from torch.utils.data import DataLoader
+if shuffled:
+    loader = DataLoader(data, num_workers=2, shuffle=True)
+else:
+    loader = DataLoader(data, num_workers=2)
+for epoch in range(3):
+    for batch in loader:
+        train(batch)
+"""
+
+    assert codes_in(text) == {"DL05": [4, 6]}

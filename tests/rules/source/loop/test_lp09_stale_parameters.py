@@ -23,3 +23,24 @@ def test_a_layer_that_is_replaced_too_late_is_found():
 )
 def test_other_orders_and_other_models_are_left_alone(first, second):
     assert codes_in(CODE.format(first=first, second=second)) == {}
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "model.criterion = nn.CrossEntropyLoss()",
+        "model.act = nn.GELU()",
+        "model.head = nn.Sequential(model.head, nn.Sigmoid())",
+        "model.body = nn.parallel.DistributedDataParallel(model.body)",
+        "model.fc = nn.Linear(model.fc.in_features, 4)\n"
+        "optimizer.add_param_group({'params': model.fc.parameters()})",
+    ],
+)
+def test_what_brings_no_parameters_that_the_optimizer_lacks_is_left_alone(second):
+    assert codes_in(CODE.format(first=OPTIMIZER, second=second)) == {}
+
+
+def test_a_layer_of_the_size_of_the_old_one_is_another_layer():
+    second = "model.fc = nn.Linear(model.fc.in_features, 4)"
+
+    assert codes_in(CODE.format(first=OPTIMIZER, second=second)) == {"LP09": [5]}

@@ -24,3 +24,9 @@ def test_models_that_are_switched_and_others_are_left_alone():
     assert codes_in(EPOCHS.format(first="net.train()", last="net.eval()")) == {}
     assert codes_in(EPOCHS.format(first="pass", last="teacher.eval()")) == {}
     assert codes_in(EPOCHS.format(first="pass", last="pass")) == {}
+
+
+def test_an_epoch_that_evaluates_first_is_switched_before_it_trains():
+    text = EPOCHS.format(first="net.eval()", last="pass")
+
+    assert "    net.eval()\n    net.train()\n    for x in loader:" in fixed(text, "MEM03")

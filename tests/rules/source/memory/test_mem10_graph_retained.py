@@ -40,3 +40,19 @@ def test_passes_over_the_same_data_may_need_a_graph_of_before():
     text = STEP.format(backward=KEEP).replace("for x in loader", "for _ in range(passes)")
 
     assert "MEM10" not in codes_in(text)
+
+
+def test_a_state_that_a_step_takes_over_under_any_name_is_left_alone():
+    text = """
+import torch
+h = None
+for x in loader:
+    output, h = cell(x, h)
+    loss = output.mean()
+    optimizer.zero_grad()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+"""
+
+    assert "MEM10" not in codes_in(text)
+    assert "MEM10" in codes_in(text.replace("cell(x, h)", "cell(x)"))

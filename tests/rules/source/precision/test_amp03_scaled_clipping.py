@@ -39,3 +39,15 @@ def test_unscaled_and_unclipped_gradients_are_left_alone():
     assert codes_in(STEP.format(line=f"self.scaler.unscale_(self.optimizer)\n    {CLIP}")) == {}
     assert codes_in(STEP.format(line="pass")) == {}
     assert codes_in(STEP.format(line=CLIP).replace("self.scaler.scale(model(x))", "model(x)")) == {}
+
+
+def test_of_several_optimizers_the_one_that_steps_next_is_unscaled():
+    one = "scaler.scale({0}(x)).backward()\n{1}\nscaler.step({0}_optimizer)\n"
+    clip = "clip_grad_norm_({0}.parameters(), 1.0)"
+    head = "import torch\nfrom torch.nn.utils import clip_grad_norm_\n"
+    text = head + "".join(one.format(name, clip.format(name)) for name in ("critic", "actor"))
+
+    new = fixed(text, "AMP03")
+
+    for name in ("critic", "actor"):
+        assert f"scaler.unscale_({name}_optimizer)\n{clip.format(name)}\n" in new

@@ -50,3 +50,9 @@ except AttributeError:
     scaler = torch.cuda.amp.GradScaler()
 """
     assert codes_in(text) == {}
+
+
+def test_an_import_in_another_function_does_not_bring_torch_here():
+    text = "from torch.cuda.amp import autocast\ndef f():\n    import torch\nautocast()\n"
+
+    assert "autocast\nimport torch\ndef f" in fixed(text, "AMP10", suggested=False)

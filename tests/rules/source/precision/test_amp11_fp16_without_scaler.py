@@ -42,3 +42,15 @@ def test_the_old_spelling_says_first_whether_it_is_enabled(enabled, codes):
     autocast = f"torch.cuda.amp.autocast({enabled})"
 
     assert codes_in(CODE.format(autocast=autocast, backward="loss.backward()")).keys() == codes
+
+
+@pytest.mark.parametrize(
+    "shown", ["with torch.no_grad(), torch.autocast('cuda'):", "with torch.autocast('cuda'):"]
+)
+def test_fp16_without_gradients_is_left_alone(shown):
+    text = CODE.format(
+        autocast="torch.autocast('cuda', torch.bfloat16)", backward="loss.backward()"
+    )
+    text += f"@torch.no_grad()\ndef sample():\n    {shown}\n        show(model(x))\n"
+
+    assert codes_in(text) == {}

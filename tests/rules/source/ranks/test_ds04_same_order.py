@@ -35,3 +35,11 @@ def test_a_sampler_that_does_not_know_the_epoch_is_found_and_gets_it():
 )
 def test_samplers_that_know_or_do_not_shuffle_are_left_alone(changes):
     assert codes_in(script(**changes)) == {}
+
+
+def test_a_sampler_that_each_epoch_makes_gets_no_line_above_itself():
+    text = script().replace("sampler = DistributedSampler(data)\n", "")
+    text = text.replace("    pass\n", "    sampler = DistributedSampler(data)\n")
+
+    assert codes_in(text) == {"DS04": [4]}
+    assert fixed(text, "DS04") == text

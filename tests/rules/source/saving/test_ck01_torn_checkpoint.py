@@ -43,3 +43,9 @@ def test_new_and_unknown_files_are_left_alone(path):
 def test_files_that_are_renamed_and_those_after_the_loop_are_left_alone():
     assert codes_in(script(0, "torch.save(s, 'a.tmp'); os.replace('a.tmp', 'a.pt')")) == {}
     assert codes_in(script(0, "pass") + "torch.save(s, 'last.pt')\n") == {}
+
+
+def test_an_import_in_another_function_does_not_bring_os_here():
+    text = script("'last.pt'").replace("import os, torch", "import torch\ndef f():\n    import os")
+
+    assert "import torch\nimport os\ndef f" in fixed(text, "CK01")

@@ -47,7 +47,7 @@ def check(script: Script) -> Iterator[Issue]:
             node=call,
             because=f"{why} in the training process: the device waits while a batch is made",
             instead="num_workers=4 or so, at most one a core: they make batches ahead",
-            fix=suggested(set_argument(script, call, "num_workers", WORKERS)),
+            fix=suggested(set_argument(script, call, "num_workers", WORKERS, 5)),
         )
 
 

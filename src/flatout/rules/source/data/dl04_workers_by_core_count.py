@@ -25,7 +25,7 @@ def check(script: Script) -> Iterator[Issue]:
             ),
             instead="len(os.sched_getaffinity(0)), shared among the ranks, or what tune finds",
             fix=suggested(
-                replaced(script, made, "len(os.sched_getaffinity(0))"), imported(script, "os")
+                replaced(script, made, "len(os.sched_getaffinity(0))"), imported(script, "os", call)
             )
             if can_fix
             else None,

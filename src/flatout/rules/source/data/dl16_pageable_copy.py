@@ -25,7 +25,7 @@ def check(script: Script) -> Iterator[Issue]:
         moves = [move for loop in loops_over(script, call) for move in copies(script, loop)]
         if not moves:
             continue
-        edits = [set_argument(script, call, "pin_memory", "True")]
+        edits = [set_argument(script, call, "pin_memory", "True", 7)]
         edits += [
             set_argument(script, move, "non_blocking", "True")
             for move in moves

@@ -1,6 +1,7 @@
 """Rows of a tensor are picked one by one and stacked again."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from flatout.analysis.source.edits import replaced, suggested
@@ -9,6 +10,8 @@ from flatout.records.finding import Fix
 
 STACKS = ("torch.stack", "numpy.stack", "numpy.array", "numpy.asarray", "torch.tensor")
 MAKES_ARRAY = ("torch.", "numpy.")
+MAKES_OTHERS = re.compile(r"^torch\.(utils|nn)\.|(split|chunk|unbind|meshgrid)$")
+"""Data sets, modules and tuples: a list of numbers picks nothing of them at once."""
 
 
 def check(script: Script) -> Iterator[Issue]:
@@ -31,7 +34,8 @@ def check(script: Script) -> Iterator[Issue]:
 
 def _is_array(script: Script, data: ast.expr) -> bool:
     made = script.origin(data)
-    return made is not data and script.called(made).startswith(MAKES_ARRAY)
+    name = script.called(made)
+    return made is not data and name.startswith(MAKES_ARRAY) and not MAKES_OTHERS.search(name)
 
 
 def _fix(script: Script, call: ast.Call, data: ast.expr, picked: ast.expr) -> Fix | None:

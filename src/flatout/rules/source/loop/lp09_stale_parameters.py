@@ -1,15 +1,30 @@
 """A layer is replaced after the optimizer was made: the new one is never trained."""
 
 import ast
+import re
 from collections.abc import Iterator
 
-from flatout.analysis.source.script import Issue, Script, argument, root_name
+from flatout.analysis.source.script import (
+    Issue,
+    Script,
+    argument,
+    last_name,
+    names_in,
+    root_name,
+)
 
 TRAINS_WRONG = True
+LAYERS = re.compile(
+    r"^torch\.nn\.(?!\w*Loss$)\w*(Linear|Conv|Embedding|Norm|LSTM|GRU|RNN|Attention|Transformer|Sequential"
+    r"|Parameter)"
+)
+"""What has parameters of its own; losses, activations and wrappers have none."""
 
 
 def check(script: Script) -> Iterator[Issue]:
     """Report `model.layer = nn.X(...)` below the optimizer of `model.parameters()`."""
+    if "add_param_group" in script.words:
+        return  # the new ones may be added
     for made in script.calls("torch.optim."):
         given = argument(made, "params", 0)
         match given:
@@ -31,7 +46,7 @@ def check(script: Script) -> Iterator[Issue]:
             target = each.targets[0]
             if script.called(each.value).startswith("torch.optim."):
                 break  # made again
-            is_layer = script.called(each.value).startswith("torch.nn.")
+            is_layer = LAYERS.search(script.called(each.value)) and not _keeps(each.value, model)
             if is_layer and isinstance(target, ast.Attribute) and root_name(target) == model:
                 yield Issue(
                     node=each,
@@ -41,3 +56,11 @@ def check(script: Script) -> Iterator[Issue]:
                     ),
                     instead="change the model first, then make the optimizer",
                 )
+
+
+def _keeps(made: ast.expr, model: str) -> bool:
+    """Return whether a layer is made around those of the model: the optimizer has their weights."""
+    match made:
+        case ast.Call(func=func, args=args) if last_name(func) in {"Sequential", "Parameter"}:
+            return any(model in names_in(each) for each in args)
+    return False

@@ -18,7 +18,7 @@ def check(script: Script) -> Iterator[Issue]:
         function = script.function(each.loop)
         if function is not None and _takes_gradients(script, function):
             continue
-        has_torch = script.imports.get("torch") == "torch"
+        has_torch = script.knows("torch", each.loop)
         header = "with torch.no_grad():"
         yield Issue(
             node=each.loop,

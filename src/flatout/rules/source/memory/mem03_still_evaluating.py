@@ -26,6 +26,8 @@ def check(script: Script) -> Iterator[Issue]:
                 continue
             if not _is_trained(script, part.node, model):
                 continue
+            # Where the epoch evaluates first, the switch at its start would change nothing.
+            first = part.node if call.lineno < part.node.lineno else epoch.body[0]
             yield Issue(
                 node=call,
                 because=(
@@ -33,7 +35,7 @@ def check(script: Script) -> Iterator[Issue]:
                     "norm no longer learns its statistics"
                 ),
                 instead=f"{model}.train() at the start of each epoch",
-                fix=suggested(insert_before(script, epoch.body[0], f"{model}.train()")),
+                fix=suggested(insert_before(script, first, f"{model}.train()")),
             )
             return
 

@@ -37,4 +37,13 @@ def check(script: Script) -> Iterator[Issue]:
 def _is_carried(script: Script, step: ast.AST) -> bool:
     """Return whether a step may use tensors of the one before, as recurrent states do."""
     names = {name for name in script.words if name in {"hidden", "state", "hx", "h0", "memory"}}
-    return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(step))
+    if any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(step)):
+        return True
+    # `output, h = cell(x, h)`, whatever the name.
+    return any(
+        names_in(target) & names_in(given)
+        for each in script.within(step, ast.Assign)
+        if isinstance(each.value, ast.Call)
+        for given in each.value.args
+        for target in each.targets
+    )

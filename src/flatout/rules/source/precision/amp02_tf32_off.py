@@ -1,9 +1,8 @@
 """Matrix products in fp32 may not use TF32."""
 
-import ast
 from collections.abc import Iterator
 
-from flatout.analysis.source.edits import insert_after, suggested
+from flatout.analysis.source.edits import insert_after_import, suggested
 from flatout.analysis.source.script import Issue, Script
 from flatout.analysis.source.training import step_parts, trains, uses_device
 from flatout.rules.source.precision.amp01_full_precision import LOWER
@@ -19,20 +18,11 @@ def check(script: Script) -> Iterator[Issue]:
         return  # gradients of something other than a training
     if any(word in script.text for word in SWITCHES):
         return
-    last_import = None
-    for statement in script.tree.body:
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            last_import = statement
-        elif last_import is not None:
-            break
     line = 'torch.set_float32_matmul_precision("high")'
-    has_torch = script.imports.get("torch") == "torch"
     for part in step_parts(script)[:1]:
         yield Issue(
             node=part.backwards[0],
             because="matrix products run in full fp32: TF32 rounds their inputs and is far faster",
             instead=f"{line} at the start",
-            fix=suggested(insert_after(script, last_import, line))
-            if last_import is not None and has_torch
-            else None,
+            fix=suggested(insert_after_import(script, "torch", line)),
         )

@@ -34,7 +34,10 @@ def check(script: Script) -> Iterator[Issue]:
         steps = [
             each
             for each in inner
-            if last_name(each.func) == "step" and "scaler" in script.source(each.func) and each.args
+            if last_name(each.func) == "step"
+            and each.lineno > call.lineno  # of several optimizers the one that steps next
+            and "scaler" in script.source(each.func)
+            and each.args
         ]
         fix = None
         if steps:

@@ -34,4 +34,4 @@ def _fix(script: Script, call: ast.Call, head: str) -> Fix | None:
     rest = script.text[opening:].lstrip()
     comma = "" if rest.startswith(")") else ", "
     edit = Edit(start=start, end=opening, text=head + comma)
-    return safe(edit, imported(script, "torch"))
+    return safe(edit, imported(script, "torch", call))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from flatout.analysis.source.script import Issue, Script, argument
-from flatout.analysis.source.training import backwards
+from flatout.analysis.source.training import backwards, is_without_gradients
 
 SCALES = ("scaler", "Scaler", "scale_loss", "accelerat", "deepspeed", "fabric", "amp.initialize")
 
@@ -20,7 +20,7 @@ def check(script: Script) -> Iterator[Issue]:
         on_gpu = is_old or (device is not None and "cuda" in script.source(device))
         enabled = argument(call, "enabled", 0 if is_old else 2)
         is_on = enabled is None or script.source(enabled) == "True"
-        if not (is_on and on_gpu):
+        if not (is_on and on_gpu) or is_without_gradients(script, call):
             continue
         if name == "torch.float16" or dtype is None:
             yield Issue(

@@ -38,7 +38,7 @@ def _fix(script: Script, target: ast.AST | None, epochs: Loop) -> Fix | None:
         return None
     if not isinstance(target, ast.Name):
         return None
-    if script.scope(target) is not script.scope(epochs):
+    if script.scope(target) is not script.scope(epochs) or epochs in script.ancestors(target):
         return None
     line = f"{target.id}.set_epoch({epochs.target.id})"
     return suggested(insert_before(script, epochs.body[0], line))

@@ -67,5 +67,5 @@ def _fix(script: Script, call: ast.Call, path: ast.expr) -> Fix | None:
     return suggested(
         replaced(script, path, draft),
         insert_after(script, statement, f"os.replace({draft}, {text})"),
-        imported(script, "os"),
+        imported(script, "os", call),
     )

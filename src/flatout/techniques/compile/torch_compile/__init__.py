@@ -68,7 +68,9 @@ Once the model is on its device:
 + model.compile()
 """
     source: ClassVar[SourceForm | None] = SourceForm(
-        model='$model.compile(mode="$mode")', only_with={"shapes": "auto"}
+        model='$model.compile(mode="$mode")',
+        needs_own_forward=True,
+        only_with={"shapes": "auto"},
     )
 
     mode: Mode = "default"
