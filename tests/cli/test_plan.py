@@ -4,6 +4,7 @@ import pickle
 import pytest
 
 from flatout.cli import call
+from flatout.planner.workspaces import FOLDER
 from tests.paths import ROOT
 
 SUBJECT = f"{ROOT / 'tests/scripts/whole/planned.py'}:subject"
@@ -38,3 +39,12 @@ def test_an_unknown_gpu_ends_with_code_2(folder, capsys):
 
     assert code == 2
     assert "did you mean 'rtx4090'" in capsys.readouterr().err
+
+
+def test_help_names_the_gpus_that_memory_was_compared_with(capsys):
+    measured = {path.name.partition("-")[0] for path in FOLDER.glob("*-torch-*.json")}
+
+    assert call(["plan", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert measured == {"h200"}
+    assert "compared with an H200, and with no other GPU" in told

@@ -148,12 +148,40 @@ def test_a_batch_without_a_sample_for_each_part_is_rejected_in_a_line():
 
 
 def test_the_reason_against_the_asked_gpus_is_that_of_their_first_way():
-    here, what = cluster(gpus=3), training(batch=64)
+    here, what = cluster(gpus=3), training(batch=64, splits=True, blocks=2)
 
     advice = advise(search(here, what), here, what)
 
     assert advice.ranks == 1
     assert advice.cause == "a global batch of 64 is no multiple of 3 parts"
+
+
+def test_ranks_of_a_script_may_have_a_sample_more_than_others():
+    ways = {plan.spec.label: plan for plan in search(cluster(gpus=3), training(batch=64)).plans}
+
+    found = ways["dp_replicate=3"]
+
+    assert found.fits
+    assert str(found.why).startswith("22 samples a rank")
+
+
+def accumulating(batch, parts=4):
+    """Return the step of a loop that adds up the gradients of so many micro-batches."""
+    whole = stream(batch)
+    return replace(whole, micro_batches=parts, model_flops=parts * whole.model_flops)
+
+
+def test_the_samples_of_a_step_are_those_of_all_its_micro_batches():
+    seen = profile(samples_per_step=256.0, pipeline=replace(pipeline(decode=2.0), usable_cores=8))
+    here = cluster(gpus=1, hosts=2)
+    what = replace(training(batch=64), at=accumulating, micro_batches=4, profile=seen)
+
+    found = search(here, what)
+
+    # What was measured of one device is what is said of one device.
+    assert found.best[1].step_ms.value == pytest.approx(seen.step_ms.median, rel=0.01)
+    assert advise(found, here, what).batch == 256
+    assert what.samples_per_s_of_host == 4000
 
 
 def test_what_does_not_fit_one_gpu_names_the_fewest_that_suffice():
@@ -225,6 +253,23 @@ def test_a_pipeline_holds_a_stage_and_as_many_microbatches_as_are_in_flight():
     assert found.shares["bubble"].value > 0
 
 
+def test_stages_hold_the_layers_of_a_list_with_others_between_them():
+    gapped = {"embedding": "0", "head": "10"} | {f"layers.{n}": str(2 * n + 2) for n in range(4)}
+
+    def renamed(batch):
+        whole = stream(batch)
+        rows = tuple(replace(row, module=gapped[row.module]) for row in whole.allocations)
+        return replace(whole, allocations=rows)
+
+    what = replace(training(splits=True), at=renamed)
+    columns = what.columns(64)
+
+    held = [columns.held(ParallelSpec(pp=2), stage) for stage in range(2)]
+    assert what.layout.blocks == 6
+    assert (held[0] | held[1]).all()
+    assert held[0].sum() == held[1].sum()
+
+
 def test_tensor_parallel_needs_widths_that_it_divides():
     plans = search(cluster(gpus=3), training(batch=63, splits=True)).plans
 
@@ -246,12 +291,44 @@ def test_zero_3_sends_half_as_much_again_as_ddp():
     here = cluster(inside=free)
     layout = training().layout
 
-    ddp = gradients_s(ParallelSpec(dp_replicate=4), here, layout, GIB)
-    zero2 = gradients_s(ParallelSpec(dp_shard=4, zero=2), here, layout, GIB)
-    zero3 = gradients_s(ParallelSpec(dp_shard=4, zero=3), here, layout, GIB)
+    ddp = gradients_s(ParallelSpec(dp_replicate=4), here, layout, (GIB, GIB))
+    zero2 = gradients_s(ParallelSpec(dp_shard=4, zero=2), here, layout, (GIB, GIB))
+    zero3 = gradients_s(ParallelSpec(dp_shard=4, zero=3), here, layout, (GIB, GIB))
 
     assert zero2 == pytest.approx(ddp)
     assert zero3 == pytest.approx(1.5 * ddp)
+
+
+def frozen(batch):
+    """Return the step of a model of which the head alone is trained."""
+    whole = stream(batch)
+    rows = tuple(
+        replace(row, size=0)
+        if row.component in (Component.GRADIENTS, Component.OPTIMIZER) and row.module != "head"
+        else row
+        for row in whole.allocations
+    )
+    return replace(whole, allocations=rows)
+
+
+def test_frozen_parameters_have_no_gradients_to_exchange_and_are_not_stepped_on():
+    here = cluster(inside=replace(inside_of(GPU), latency_s=0.0, overlap=0.0))
+
+    few, all_of_them = (
+        {plan.spec.label: plan for plan in search(here, what).plans}
+        for what in (replace(training(flops=1e6), at=frozen), training(flops=1e6))
+    )
+
+    def exchanged_s(plans, label):
+        plan = plans[label]
+        return plan.shares["communication"].value * plan.step_ms.value
+
+    # One of six layers is trained: gradients are a sixth; all parameters are gathered as before.
+    ddp, zero3 = "dp_replicate=4", "dp_shard=4 zero=3"
+    assert exchanged_s(few, ddp) == pytest.approx(exchanged_s(all_of_them, ddp) / 6)
+    assert exchanged_s(few, zero3) == pytest.approx(exchanged_s(all_of_them, zero3) * 13 / 18)
+    columns = replace(training(), at=frozen).columns(64)
+    assert columns.stepped_on(ParallelSpec()) == pytest.approx(1024 * 1024)
 
 
 def test_groups_that_cross_hosts_share_the_adapters():

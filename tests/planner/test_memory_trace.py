@@ -209,6 +209,67 @@ def test_a_script_without_a_loader_is_not_run_again_for_another_batch(folder, mo
     assert len(runs) == 1
 
 
+TWO_LOADERS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+rows = TensorDataset(torch.zeros(640, 32))
+marked, plain = DataLoader(rows, 4), DataLoader(rows, 28)
+model = nn.Linear(32, 8).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for (few,), (many,) in zip(marked, plain):
+    optimizer.zero_grad()
+    (model(few.to("cuda")).sum() + model(many.to("cuda")).mean()).backward()
+    optimizer.step()
+    model.eval()
+    for _ in DataLoader(rows, 64):
+        break
+    model.train()
+"""
+
+
+@pytest.mark.slow
+def test_batches_of_several_sizes_are_not_taken_to_grow_alike(folder):
+    (folder / "two.py").write_text(TWO_LOADERS)
+
+    with open_tracer("two.py") as trace:
+        stream = trace(TraceRequest())
+        with pytest.raises(UserError, match="draws batches of 4 and 28 samples"):
+            trace(TraceRequest(batch=29))
+
+    assert stream.micro_batches == 1
+
+
+ENDS_SHORT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+loader = DataLoader(TensorDataset(torch.zeros(100, 32)), 64, shuffle=True)
+model = nn.Linear(32, 8).to("cuda")
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(2):
+    for number, (rows,) in enumerate(loader):
+        model(rows.to("cuda")).sum().backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_the_last_batch_of_a_small_data_set_is_planned_as_a_full_one(folder):
+    (folder / "short.py").write_text(ENDS_SHORT)
+
+    with open_tracer("short.py") as trace:
+        model = affine(trace(TraceRequest()), trace(TraceRequest(batch=65)))
+
+    inputs = [a.shape for a in model.at(80).allocations if a.component is Component.INPUTS]
+    assert {shape for shape in inputs if shape[1:] == (32,)} == {(80, 32)}
+    assert (model.stream.batch, model.stream.micro_batches) == (64, 2)
+
+
 @pytest.mark.slow
 def test_says_when_a_script_takes_no_step(folder):
     with pytest.raises(UserError, match="took no training step"):

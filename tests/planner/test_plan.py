@@ -8,13 +8,14 @@ from flatout.analysis import stream_changes as transforms
 from flatout.analysis.stream_changes import loss_indices, regions_of
 from flatout.hardware.catalogue import find_gpu
 from flatout.planner import memory_options
+from flatout.planner import plan as planning
 from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import affine
 from flatout.planner.memory_options import Setup, candidates, ladder
 from flatout.planner.plan import plan_of
 from flatout.planner.replay import replay
 from flatout.planner.workspaces import find_calibration, with_workspaces
-from flatout.records.memory_stream import Allocation, Component, Phase
+from flatout.records.memory_stream import Allocation, Component, Phase, repeated
 from flatout.records.plan import NumberSource
 from flatout.records.recipe import Choice
 from flatout.records.units import GIB, MIB
@@ -89,6 +90,52 @@ def test_what_does_not_fit_says_how_to_keep_its_batch():
     assert plan_of("t", setup(batch=plan.largest_batch.without_retries, gpu="2GiB")).fits
     assert plan.ladder[0].fits
     assert "accumulate=" in plan.ladder[0].choices[0]
+
+
+def test_micro_batches_leave_room_for_the_gradients_of_those_before_them():
+    given = setup(batch=64, layers=60)
+    part = given.at(32)
+    gradients = component_bytes(part, Component.GRADIENTS) // 2
+
+    stream = transforms.accumulated(part)
+    ways = {rung.choices: rung for rung in ladder(given)}
+
+    assert 0.9 * gradients < peak(stream) - peak(part) <= gradients
+    assert component_bytes(stream, Component.GRADIENTS) == 2 * gradients
+    assert repeated(stream, 1).steps == 3  # the last step ends as it began
+    told = ways["batch=32 accumulate=2 (by hand)",].peak_bytes - given.ground.outside.bytes
+    assert told == replay(stream).peak_reserved
+
+
+def test_a_batch_that_no_device_holds_does_not_fit_and_is_counted_whole():
+    plan = plan_of("train.py", setup(batch=100_000, layers=0, gpu="h200"))
+
+    assert not plan.fits
+    assert plan.allocated.bytes > 2 * 100_000 * TOKENS * VOCABULARY * 4
+
+
+def test_retries_are_told_of_one_step_however_many_were_traced(monkeypatch):
+    def retrying(*given, **more):
+        return replace(replay(*given, **more), retries_by_step=(5, 2, 2))
+
+    monkeypatch.setattr(planning, "replay", retrying)
+
+    assert plan_of("train.py", setup()).retries == 2
+
+
+def test_buckets_hold_gradients_that_a_script_sets_to_zero_and_keeps():
+    plain = toy_stream()
+    kept = [
+        replace(a, component=Component.TEMPORARIES)
+        if a.component is Component.GRADIENTS and a.step == 1
+        else a
+        for a in plain.allocations
+    ]
+
+    found = transforms.with_buckets(replace(plain, allocations=tuple(kept)))
+
+    (bucket,) = (a for a in found.allocations if a.operator == transforms.BUCKETS)
+    assert bucket.size == component_bytes(plain, Component.GRADIENTS) // 2
 
 
 def test_micro_batches_are_recommended_that_fit_themselves():

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from flatout.records.messages import messages
 from flatout.records.parallel import ParallelSpec
 from flatout.records.plan import (
@@ -75,6 +77,32 @@ def test_the_next_command_trains_as_advised():
     words = "with [parallel] dp_shard=4 zero=3 in it"
     assert spread_command(plan(way(spec)), "t.py:task").endswith(words)
     assert spread_command(plan(way(spec), ranks=1), "train.py") is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "command"),
+    [
+        (4, 16, "flatout run --gpus 4 --hosts 4 --rendezvous HOST:PORT train.py"),
+        (4, 8, "flatout run --gpus 4 --hosts 2 --rendezvous HOST:PORT train.py"),
+        (1, 8, "flatout run --gpus 4 --hosts 2 --rendezvous HOST:PORT train.py"),
+        (4, 2, "flatout run --gpus 2 train.py"),
+    ],
+)
+def test_the_next_command_asks_for_no_more_gpus_of_a_host_than_it_has(hosts, ranks, command):
+    advised = plan(way(ParallelSpec(dp_replicate=ranks)), ranks=ranks, asked=4 * hosts)
+    there = replace(advised, environment={"gpus": 4, "hosts": hosts})
+
+    assert spread_command(there, "train.py") == command
+
+
+def test_the_next_command_for_shards_inside_hosts_is_a_recipe_s():
+    spec = ParallelSpec(dp_replicate=2, dp_shard=4, zero=3)
+    there = replace(plan(way(spec), ranks=8, asked=8), environment={"gpus": 4, "hosts": 2})
+
+    assert spread_command(there, "train.py") == (
+        "flatout run --with recipe.toml --gpus 4 --hosts 2 --rendezvous HOST:PORT train.py, "
+        "with [parallel] dp_replicate=2 dp_shard=4 zero=3 in it"
+    )
 
 
 def test_json_has_every_way_with_its_sources():

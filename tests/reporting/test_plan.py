@@ -31,6 +31,12 @@ def test_a_configuration_is_planned_on_and_never_tuned(changes, command):
     assert command in text.splitlines()[-1]
 
 
+def test_a_size_with_a_space_stays_one_word_of_the_next_command():
+    text = render_plan(plan(), workload="hf:config.json", gpu="24 GiB")
+
+    assert text.endswith("flatout plan --gpu '24 GiB' --fit hf:config.json\n")
+
+
 def test_what_does_not_fit_comes_with_the_cheapest_way():
     text = " ".join(render_plan(too_large(), workload="train.py", gpu="l4").split())
 

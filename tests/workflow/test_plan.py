@@ -16,7 +16,7 @@ from flatout.workflow import plan as verb
 from flatout.workflow.plan import PlanOptions, ground_of, plan, traceable_choice
 from tests.paths import ROOT
 from tests.support.toy import toy_stream
-from tests.techniques.facts import profile
+from tests.techniques.facts import gpu, machine, profile
 
 SCRIPTS = ROOT / "tests/scripts/whole"
 SUBJECT = f"{SCRIPTS / 'planned.py'}:subject"
@@ -69,6 +69,8 @@ def test_a_batch_that_its_own_trace_takes_back_is_taken_back_in_every_line(monke
     found = plan("train.py", (), PlanOptions(gpu="2GiB", fit=True)).plan
 
     assert found.largest_batch.without_retries < min(asked[2:])
+    # None of these fitted even with retries.
+    assert found.largest_batch.with_retries == found.largest_batch.without_retries
     as_it_is = next(way for way in found.ladder if not way.choices)
     assert as_it_is.largest_batch == found.largest_batch.without_retries
     assert "does not hold" in found.checked
@@ -238,6 +240,17 @@ def test_a_profile_of_another_device_calibrates_nothing(monkeypatch, kind, name,
 
     with refusal or nullcontext():
         plan("train.py", (), PlanOptions(gpu=gpu, gpus=2, profile=seen))
+
+
+@pytest.mark.parametrize(
+    ("devices", "says"), [(1, "this machine has one"), (8, "give --gpus 2 or more")]
+)
+def test_links_that_cannot_be_measured_say_why(monkeypatch, tmp_path, devices, says):
+    here = machine(devices=(gpu(),) * devices)
+    monkeypatch.setattr(verb, "read_machine", lambda **_: here)
+
+    with pytest.raises(UserError, match=says):
+        verb.read_links(tmp_path / "links.json", 1, pytest.fail)
 
 
 def test_an_option_behind_the_script_is_pointed_at():

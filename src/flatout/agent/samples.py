@@ -204,6 +204,32 @@ def tensor_bytes(batch: Any, depth: int = 0) -> int:
     return sum(tensor_bytes(part, depth + 1) for part in _parts(batch, depth))
 
 
+def sample_size(sample: Any) -> int:
+    """Return how large a sample is next to others: what its batch grows by follows from it.
+
+    That is the bytes of its tensors and arrays; where it has none, the numbers in its lists, which
+    are tokens; where it has none either, the characters of its texts.
+
+    >>> sample_size({"input_ids": [5, 3, 9], "label": 1}), sample_size(("a text", 0))
+    (3, 6)
+    """
+    return next((size for size in _sizes(sample) if size), 0)
+
+
+def _sizes(sample: Any, depth: int = 0) -> tuple[int, int, int]:
+    if isinstance(sample, str | bytes):
+        return 0, 0, len(sample)
+    if hasattr(sample, "element_size"):
+        return tensor_bytes(sample) if sample.dim() else 0, 0, 0
+    if _shape(sample) is not None:
+        return int(sample.nbytes) if _shape(sample) else 0, 0, 0
+    if isinstance(sample, list | tuple) and all(isinstance(one, int | float) for one in sample):
+        return 0, len(sample), 0
+    found = [_sizes(part, depth + 1) for part in _parts(sample, depth)]
+    nbytes, numbers, characters = (sum(column) for column in zip((0, 0, 0), *found, strict=True))
+    return nbytes, numbers, characters
+
+
 def _parts(batch: Any, depth: int) -> Iterable[Any]:
     """Return what a batch holds: values of a mapping, items of a sequence, or an object's fields.
 

@@ -19,6 +19,7 @@ from flatout.records.memory_stream import (
     MemoryStream,
     Phase,
     lives_of,
+    step_bounds,
 )
 from flatout.records.messages import words
 
@@ -145,15 +146,11 @@ def with_buckets(stream: MemoryStream) -> MemoryStream:
     """
     if stream.spreads_itself:
         return stream
-    gradients = [
-        allocation
-        for allocation in stream.allocations
-        if allocation.component is Component.GRADIENTS and allocation.step == stream.steps - 1
-    ]
+    gradients = [a for a in stream.allocations if a.component is Component.GRADIENTS]
     start = next((mark.at for mark in stream.marks if mark.phase is Phase.FORWARD), None)
     if not gradients or start is None:
         return stream
-    size = sum(allocation.size for allocation in gradients)
+    size = gradient_bytes(stream)
     draft = Draft(stream)
     bucket = replace(
         gradients[0], size=size, operator=BUCKETS, module="", line="", shape=(), step=0
@@ -162,12 +159,41 @@ def with_buckets(stream: MemoryStream) -> MemoryStream:
     return draft.build(words(BUCKETS_ASSUMED))
 
 
+def gradient_bytes(stream: MemoryStream) -> int:
+    """Return the bytes of the gradients of one step; those set to zero stay from the first one."""
+    made: defaultdict[int, int] = defaultdict(int)
+    again = {*second_copies(stream)}
+    for index, allocation in enumerate(stream.allocations):
+        if allocation.component is Component.GRADIENTS and index not in again:
+            made[allocation.step] += allocation.size
+    return max(made.values(), default=0)
+
+
 def holds_shards(stream: MemoryStream) -> bool:
     """Return whether the script keeps a part of its model on each rank: it reduces no buckets.
 
     What was traced is then one rank's part, from which the whole model cannot be said.
     """
     return stream.spreads_itself and not any(a.operator == BUCKETS for a in stream.allocations)
+
+
+def accumulated(stream: MemoryStream) -> MemoryStream:
+    """A step in several micro-batches: gradients of the ones before are there from its start on.
+
+    What a later one makes is added to them and gone at once. Stated of every step's only backward.
+    """
+    draft = Draft(stream)
+    for index, allocation in enumerate(stream.allocations):
+        if allocation.component is not Component.GRADIENTS or allocation.operator == BUCKETS:
+            continue
+        start, end = step_bounds(stream, allocation.step)
+        birth, death = draft.lives[index]
+        if birth <= start:
+            continue
+        draft.drop(index)
+        draft.add(allocation, start, None if death is None else min(death, end))
+        draft.add(replace(allocation, component=Component.TEMPORARIES), birth, birth + 1)
+    return draft.build()
 
 
 def second_copies(stream: MemoryStream) -> list[int]:

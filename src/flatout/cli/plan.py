@@ -63,11 +63,11 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
 ) -> int:
     """Say whether a training step fits a GPU that you do not have.
 
-    And what would make it fit. Nothing is trained, and no GPU is needed. The numbers were not
-    compared with a GPU yet. With --gpus or --hosts it says first how many GPUs are worth it, and
-    which way to spread the training is the fastest. SCRIPT may be a file, file.py:name for a Task
-    or a function that returns one, or hf:config.json of transformers. Ends with exit code 1 when it
-    does not fit.
+    And what would make it fit. Nothing is trained, and no GPU is needed. The numbers of memory were
+    compared with an H200, and with no other GPU. With --gpus or --hosts it says first how many GPUs
+    are worth it, and which way to spread the training is the fastest. SCRIPT may be a file,
+    file.py:name for a Task or a function that returns one, or hf:config.json of transformers. Ends
+    with exit code 1 when it does not fit.
     """
     from flatout.records.messages import messages
     from flatout.records.recipe import Recipe

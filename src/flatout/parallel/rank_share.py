@@ -6,6 +6,7 @@ has some of them, a rank of a tensor-parallel group a part of each.
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,16 +34,20 @@ class Layout:
     """Sizes of their weights' dims: a split has to divide them."""
     boundary_bytes: int
     """What one block hands to the next, of the traced batch."""
+    numbers: tuple[int, ...] = ()
+    """The blocks' own in their names: a list may have other layers between them."""
     first: frozenset[str] = frozenset()
     """Modules outside the blocks that run before them."""
 
     def number(self, module: str) -> int | None:
-        """Return the number of the block that a module is in; None outside."""
+        """Return the place of the block that a module is in or right behind; None outside."""
         if self.prefix is None:
             return None
         start = f"{self.prefix}." if self.prefix else ""
         head = module.removeprefix(start).partition(".")[0]
-        return int(head) if module.startswith(start) and head.isdigit() else None
+        if not (module.startswith(start) and head.isdigit()):
+            return None
+        return max(0, bisect_right(self.numbers, int(head)) - 1)
 
 
 def layout_of(stream: MemoryStream) -> Layout:
@@ -70,6 +75,7 @@ def layout_of(stream: MemoryStream) -> Layout:
         share=sum(sizes.values()) / whole,
         widths=frozenset(),
         boundary_bytes=0,
+        numbers=tuple(sorted(sizes)),
     )
     weights = [a for a in parameters if layout.number(a.module) is not None and len(a.shape) > 1]
     return replace(
@@ -126,6 +132,7 @@ class StreamColumns:
         self.signs = np.array([1 if event.born else -1 for event in stream.events])
         weights = [row.component is Component.PARAMETERS for row in rows]
         self.parameters = float(self.sizes[weights].sum())
+        self.gradients = float(stream_changes.gradient_bytes(stream)) or self.parameters
         self.numbers = np.array(
             [math.prod(r.shape) if w else 0 for w, r in zip(weights, rows, strict=True)]
         )
@@ -191,8 +198,12 @@ class StreamColumns:
         )
 
     def stepped_on(self, spec: ParallelSpec) -> float:
-        """Return the parameters that the optimizer of a rank steps on, on the fullest stage."""
-        shares = self.numbers * self.split(spec) / spec.dp_shard
+        """Return the parameters that the optimizer of a rank steps on, on the fullest stage.
+
+        Those that have gradients are taken to lie evenly among those that do not.
+        """
+        trained = self.gradients / (self.parameters or 1)
+        shares = trained * self.numbers * self.split(spec) / spec.dp_shard
         return max(float(shares[self.held(spec, stage)].sum()) for stage in range(spec.pp))
 
 

@@ -97,7 +97,7 @@ class Training:
     at: Callable[[int], MemoryStream]
     """The step on one device at a batch."""
     batch: int
-    """The global batch."""
+    """The global batch; of a step in micro-batches one of them, over all ranks."""
     gpu: GpuModel
     limit_bytes: int
     """What the allocator may take at most on a device."""
@@ -110,6 +110,13 @@ class Training:
     profile: Profile | None = None
     """Of the training on such devices, one or several."""
     is_half: bool = False
+    micro_batches: int = 1
+    """Of a step, by the script's own loop."""
+
+    @property
+    def step_samples(self) -> int:
+        """Samples of a step over all ranks."""
+        return self.batch * self.micro_batches
 
     @property
     def room_bytes(self) -> int:
@@ -139,7 +146,8 @@ class Training:
         if profile is None:
             return sheet
         # The time of a step is one rank's, and so are the samples that belong to it.
-        columns = self.columns(round(profile.samples_per_step_per_rank) or self.batch)
+        size = round(profile.samples_per_step_per_rank / self.micro_batches)
+        columns = self.columns(size or self.batch)
         step_s = profile.step_ms.median / 1e3
         scale = profile.share("forward", "backward") * step_s
         scale /= sheet.work_s(columns.work(ParallelSpec(), 0))
@@ -234,7 +242,7 @@ def plan_of(spec: ParallelSpec, cluster: Cluster, training: Training) -> Paralle
     reason = _misfit(spec, training)
     if reason:
         return ParallelPlan(spec=spec, ranks=spec.world_size, fits=False, why=reason)
-    samples = training.batch // spec.dp
+    samples = -(-training.batch // spec.dp)  # of the fullest rank
     microbatches, peak = _microbatches(spec, training, samples)
     memory = TaggedNumber(value=peak, source=NumberSource.SIMULATED)
     if peak > training.room_bytes:
@@ -269,14 +277,17 @@ def _surest(costs: NumberSource, cluster: Cluster) -> NumberSource:
 
 
 def _misfit(spec: ParallelSpec, training: Training) -> str | None:
-    """Return why a way is impossible for this model and batch; None where it is not."""
+    """Return why a way is impossible for this model and batch; None where it is not.
+
+    The ranks of a script may have a sample more or less than others, those of a Task may not.
+    """
     layout, batch = training.layout, training.batch
     samples = batch // spec.dp
     undivided = [width for width in layout.widths if width % spec.tp]
     is_starved = spec.pp > 1 and microbatches_for(spec, max(1, samples)) > samples
     rules = (
         (batch < spec.dp, "no_sample"),
-        (batch % spec.dp, "no_multiple"),
+        (training.splits_layers and batch % spec.dp, "no_multiple"),
         (undivided, "undivided"),
         (spec.pp > 1 and layout.blocks < spec.stages, "few_blocks"),
         (is_starved, "starved"),
@@ -348,40 +359,48 @@ def step_work(
         )
     hosts = -(-spec.world_size // cluster.gpus)
     share = columns.parameters / spec.dp_shard
+    sizes = columns.gradients, columns.parameters
     ranks = min(spec.world_size, cluster.gpus)
     on_host = offload_s(share, training.gpu.host_bandwidth, ranks) if spec.offload else 0.0
     return StepWork(
         stages=tuple(stages),
         microbatches=microbatches,
-        gradients_s=gradients_s(spec, cluster, layout, columns.parameters),
+        gradients_s=gradients_s(spec, cluster, layout, sizes),
         overlap=cluster.link(spec.tp, spec.dp).overlap,
         parameters=0.0 if spec.offload else columns.stepped_on(spec),
         host_s=on_host,
-        data_s=training.batch / hosts / training.samples_per_s_of_host,
+        data_s=training.step_samples / hosts / training.samples_per_s_of_host,
     )
 
 
 def gradients_s(
-    spec: ParallelSpec, cluster: Cluster, layout: Layout, parameter_bytes: float
+    spec: ParallelSpec, cluster: Cluster, layout: Layout, sizes: tuple[float, float]
 ) -> float:
     """Return what the data-parallel ranks exchange in a step: gradients, and sharded parameters.
 
     DDP and ZeRO-1 reduce all gradients; ZeRO-2 scatters them and gathers the parameters once;
-    ZeRO-3 gathers them twice.
+    ZeRO-3 gathers them twice. Of frozen parameters there are no gradients.
+
+    Args:
+        spec: the way.
+        cluster: the ranks.
+        layout: where the blocks are.
+        sizes: bytes of the gradients and of the parameters, before any split.
     """
     if spec.dp == 1:
         return 0.0
-    size = parameter_bytes * (layout.share / (spec.tp * spec.pp) + (1 - layout.share))
     calls = max(1, layout.blocks // spec.pp) + 1
-    part = size / calls
+    held = (layout.share / (spec.tp * spec.pp) + (1 - layout.share)) / calls
+    reduced, gathered = (held * size for size in sizes)
     if spec.zero < 2:
-        return calls * cluster.link(spec.tp, spec.dp).all_reduce_s(part, spec.dp)
+        return calls * cluster.link(spec.tp, spec.dp).all_reduce_s(reduced, spec.dp)
     sharing = cluster.link(spec.tp, spec.dp_shard)
     gathers = 2 if spec.zero == 3 else 1
-    found = (gathers + 1) * calls * sharing.all_gather_s(part, spec.dp_shard)
+    found = calls * sharing.all_gather_s(reduced, spec.dp_shard)  # a scatter takes as long
+    found += gathers * calls * sharing.all_gather_s(gathered, spec.dp_shard)
     if spec.dp_replicate > 1:
         across = cluster.link(spec.tp * spec.dp_shard, spec.dp_replicate)
-        found += calls * across.all_reduce_s(part / spec.dp_shard, spec.dp_replicate)
+        found += calls * across.all_reduce_s(reduced / spec.dp_shard, spec.dp_replicate)
     return found
 
 
@@ -473,7 +492,7 @@ def advise(found: Found, cluster: Cluster, training: Training) -> ParallelAdvice
         others = _advise_more(cluster, training).verdict
         verdict = words("way.offloaded", gpus=_gpus(asked), others=others)
         return ParallelAdvice(
-            verdict=verdict, ranks=asked, asked=asked, spec=plan.spec, batch=training.batch
+            verdict=verdict, ranks=asked, asked=asked, spec=plan.spec, batch=training.step_samples
         )
     is_needed = enough == fewest > 1
     start = words("way.needed" if is_needed else "way.use", n=str(enough))
@@ -496,7 +515,7 @@ def advise(found: Found, cluster: Cluster, training: Training) -> ParallelAdvice
         asked=asked,
         spec=plan.spec,
         cause=cause,
-        batch=training.batch,
+        batch=training.step_samples,
     )
 
 
@@ -522,7 +541,7 @@ def _advise_more(cluster: Cluster, training: Training) -> ParallelAdvice:
                 ranks=count,
                 asked=cluster.ranks,
                 spec=found.spec,
-                batch=training.batch,
+                batch=training.step_samples,
             )
         if not training.splits_layers and count > training.batch:
             break
@@ -530,7 +549,7 @@ def _advise_more(cluster: Cluster, training: Training) -> ParallelAdvice:
         verdict=words("way.nothing_fits", gpus=_gpus(cluster.ranks)),
         ranks=None,
         asked=cluster.ranks,
-        batch=training.batch,
+        batch=training.step_samples,
     )
 
 

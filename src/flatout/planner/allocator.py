@@ -5,6 +5,7 @@ splitting, merging, garbage collection, expandable segments, streams, and what h
 device is full. Private pools of CUDA graphs are not simulated. `Block` and `Pool` are its memory.
 """
 
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -378,7 +379,7 @@ class CachingAllocator:
         return block
 
     def _left(self) -> int:
-        return TOTAL_BYTES if self.capacity is None else self.capacity - self.books.reserved
+        return sys.maxsize if self.capacity is None else self.capacity - self.books.reserved
 
     def _splits(self, block: Block, size: int) -> bool:
         rest = block.size - size
@@ -472,7 +473,7 @@ class CachingAllocator:
             start = before if before is not None and before.is_free else candidate
             if _has_space(start, size):
                 return start
-        page, total = self._page(pool), self.capacity or TOTAL_BYTES
+        page, total = self._page(pool), max(self.capacity or TOTAL_BYTES, size)
         span = -(-(total + total // 8) // page) * page
         block = self._segment(pool, span, stream)
         block.is_mapped, block.is_expandable = False, True

@@ -256,7 +256,7 @@ def _smaller_batch(setup: Setup, at: At, size: int) -> AllocatorReplay:
 
     The last one is told with its peak.
     """
-    stream = at(size)
+    stream = transforms.accumulated(at(size))
     if size > 1 and _is_too_large(stream, setup.ground.limit(stream)):
         return TOO_MUCH
     return _played(setup, stream)

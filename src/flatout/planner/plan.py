@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from flatout.analysis.stream_changes import accumulated
 from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import accumulation, fits_steadily, largest_batch
 from flatout.planner.memory_options import Setup, ladder
@@ -96,7 +97,7 @@ def plan_of(target: str, setup: Setup, *, fit: bool = False) -> Plan:
         ladder=ladder(replace(setup, largest=most)),
         formula_bytes=classic.bytes,
         formula_missed=classic.missed,
-        retries=played.steady_retries,
+        retries=max(played.retries_by_step[1:], default=0),
         accumulating=None if played.fits else accumulating(setup, most),
         notes=stream.notes,
         environment={"gpu": ground.gpu.name, "gpus": ground.gpus, "method": stream.method},
@@ -265,4 +266,6 @@ def accumulating(setup: Setup, largest: int | None) -> Accumulating | None:
     if batch is None or at is None or not largest:
         return None
     limit, settings = setup.ground.limit(setup.stream), setup.ground.settings
-    return accumulation(batch, largest, lambda size: fits_steadily(at(size), limit, settings))
+    return accumulation(
+        batch, largest, lambda size: fits_steadily(accumulated(at(size)), limit, settings)
+    )

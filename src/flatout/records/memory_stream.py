@@ -94,6 +94,8 @@ class MemoryStream:
     steps: int
     batch: int | None = None
     """Samples per micro-batch, where it is known."""
+    micro_batches: int = 1
+    """Of the last traced step: more than one where gradients are accumulated."""
     model_flops: float = 0.0
     """Of the last traced step, forward and backward, by torch's own counting; 0 if unknown."""
     compiled_kept_bytes: int | None = None
@@ -122,7 +124,7 @@ TEXTS = ("operator", "module", "line", "dtype")
 """Fields of an allocation that repeat."""
 PLAIN = ("size", "step", "shape", "arguments", "stream", "used_on")
 ABOUT = (
-    *("device", "method", "steps", "batch", "model_flops"),
+    *("device", "method", "steps", "batch", "micro_batches", "model_flops"),
     *("compiled_kept_bytes", "eager_kept_bytes", "spreads_itself"),
 )
 """Fields of the whole stream that are written as they are."""

@@ -89,13 +89,17 @@ def spread_command(plan: Plan, workload: str) -> str | None:
     if workload.startswith("hf:"):
         return None
     spec = advice.spec
+    in_recipe = f", with {recipe_words(spec)} in it"
     if ".py:" in workload:
-        return f"flatout run --with recipe.toml {workload}, with {recipe_words(spec)} in it"
-    hosts = int(plan.environment.get("hosts", 1)) if advice.ranks == advice.asked else 1
-    many = f" --hosts {hosts} --rendezvous HOST:PORT" if hosts > 1 else ""
+        return f"flatout run --with recipe.toml {workload}{in_recipe}"
+    gpus = min(int(plan.environment.get("gpus", spec.world_size)), spec.world_size)
+    hosts = spec.world_size // gpus
+    where = f"--gpus {gpus}" + (f" --hosts {hosts} --rendezvous HOST:PORT" if hosts > 1 else "")
+    if spec.dp_shard > 1 and spec.dp_replicate > 1:
+        return f"flatout run --with recipe.toml {where} {workload}{in_recipe}"
     zero = f" --zero {spec.zero}" if spec.zero else ""
     zero += " --offload" if spec.offload else ""
-    return f"flatout run --gpus {spec.world_size // hosts}{many}{zero} {workload}"
+    return f"flatout run {where}{zero} {workload}"
 
 
 def recipe_words(spec: ParallelSpec) -> str:

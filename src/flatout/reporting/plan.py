@@ -3,6 +3,7 @@
 `render_plan` is for the terminal, `plan_html` one HTML file that loads and runs nothing.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -224,7 +225,7 @@ def tensor_rows(tensors: Sequence[TensorAtPeak], most: int) -> list[tuple[Text, 
 
 def next_command(plan: Plan, workload: str, gpu: str) -> str:
     """Return what to type next."""
-    chosen = f" --gpu {gpu}" if gpu else ""
+    chosen = f" --gpu {shlex.quote(gpu)}" if gpu else ""
     # A configuration is no training: it can be planned, and that is all.
     can_train = not workload.startswith("hf:")
     spread = spread_command(plan, workload)

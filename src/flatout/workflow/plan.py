@@ -173,6 +173,7 @@ def _with_ways(found: Plan, setup: Setup, options: PlanOptions, *, splits_layers
         splits_layers=splits_layers,
         profile=options.profile,
         is_half=transforms.is_half(setup.stream),
+        micro_batches=setup.stream.micro_batches,
     )
     inside = options.links or inside_of(ground.gpu)
     cluster = Cluster(gpus=options.gpus, hosts=options.hosts, inside=inside)
@@ -212,8 +213,10 @@ def read_links(path: Path, ranks: int, tell: Tell) -> Link:
         devices = len(read_machine(torch=False).devices)
         # On the CPU gloo is measured: two processes show what it costs.
         count = min(ranks, devices) if devices else 2
-        if count < 2:
+        if devices == 1:
             raise UserError("--links measures between GPUs, and this machine has one")
+        if count < 2:
+            raise UserError("--links measures between GPUs of a host; give --gpus 2 or more")
         tell(f"measuring what {count} ranks exchange, for {PROBE_S:.0f} s at most")
         measure_links(path, count)
     try:
@@ -398,7 +401,9 @@ class _Tracer:
             if played.fits and not played.steady_retries:
                 about = {"batch": str(batch), "n": str(off.count), "of": str(off.total)}
                 return replace(found, checked=words("plan.checked", **about))
-            batches = replace(batches, without_retries=batch * 99 // 100 or None)
+            less = batch * 99 // 100 or None
+            known = batch if played.fits else less
+            batches = replace(batches, without_retries=less, with_retries=known)
             found = _with_batches(found, batches, setup)
         return replace(found, checked=words("plan.does_not_hold"))
 

@@ -3,6 +3,7 @@ from collections import Counter
 
 import pytest
 
+from flatout.analysis.stream_changes import accumulated
 from flatout.planner.largest_batch import affine
 from flatout.planner.tracing import cuda_shim
 from flatout.planner.tracing import trace as tracing
@@ -14,6 +15,7 @@ from flatout.records.memory_stream import (
     Component,
     MemoryStream,
     Phase,
+    repeated,
     stream_from_json,
     stream_to_json,
 )
@@ -154,6 +156,16 @@ def test_accumulation_holds_gradients_through_the_second_forward(traced):
     held = [stream.allocations[i] for i in alive]
 
     assert sum(a.size for a in held if a.component is Component.GRADIENTS) >= parameter_bytes()
+
+
+@pytest.mark.slow
+def test_a_step_that_is_stated_to_be_in_micro_batches_takes_what_one_takes_that_is(traced):
+    stated, plain = accumulated(traced["bf16"]), traced["bf16"]
+
+    assert (plain.micro_batches, traced["accumulated"].micro_batches) == (1, 2)
+    assert peak(stated) == pytest.approx(peak(traced["accumulated"]), rel=0.01)
+    assert peak(plain) < 0.97 * peak(traced["accumulated"])
+    assert repeated(stated, 1).steps == stated.steps + 1
 
 
 @pytest.mark.slow

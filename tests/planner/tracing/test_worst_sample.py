@@ -1,6 +1,13 @@
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+)
 
 from flatout.planner.tracing.script_data import ALIKE, WorstBatches, largest, worst_case
 from flatout.workflow.plan import PlanOptions, plan
@@ -62,6 +69,56 @@ def test_a_loader_draws_the_largest_sample_only():
 
     assert next(iter(loader))["ids"].shape == (2, 9)
     assert "the largest of 3 that were looked at, number 1" in said[0]
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [{"input_ids": [1] * n, "label": 0} for n in (3, 9, 4)],
+        [(f"{'word ' * n}", 1) for n in (3, 9, 4)],
+        [{"x": np.zeros(n, dtype=np.float32), "y": np.int64(1)} for n in (3, 9, 4)],
+        [{"ids": torch.zeros(n), "path": "x" * (20 - n)} for n in (3, 9, 4)],
+    ],
+)
+def test_tokens_in_lists_texts_and_arrays_have_sizes_too(samples):
+    assert largest(samples) == (1, 3, False)
+
+
+def test_what_is_longer_in_name_only_is_alike():
+    samples = [{"image": torch.zeros(3, 8, 8), "path": "x" * n} for n in (3, 9, 4)]
+
+    assert largest(samples) == (0, 3, True)
+
+
+@pytest.mark.parametrize("is_shuffled", [True, False])
+def test_a_small_data_set_s_last_batch_is_full_and_the_sampler_s_methods_stay(is_shuffled):
+    data = Lengths([5] * 9)
+    arguments = {"dataset": data, "batch_size": 4, "shuffle": is_shuffled}
+
+    loader = DataLoader(**{**arguments, **worst_case(arguments, pytest.fail)})
+
+    assert [len(batch["ids"]) for batch in loader] == [4, 4, 4]
+    assert len(loader) == 3
+    assert loader.sampler.data_source is data
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"batch_size": 4, "drop_last": True}, {"batch_size": 3}, {"batch_size": 10}]
+)
+def test_batches_that_are_full_or_all_there_is_stay_as_they_are(arguments):
+    assert worst_case({"dataset": Lengths([5] * 9), **arguments}, pytest.fail) == {}
+
+
+def test_a_sampler_that_is_told_the_epoch_can_be_told_where_samples_differ():
+    data = Lengths([3, 9, 4])
+    sampler = DistributedSampler(data, num_replicas=1, rank=0)
+    arguments = {"dataset": data, "batch_size": 2, "sampler": sampler}
+
+    loader = DataLoader(**{**arguments, **worst_case(arguments, lambda _: None)})
+    loader.sampler.set_epoch(3)
+
+    assert sampler.epoch == 3
+    assert [tuple(batch["ids"].shape) for batch in loader] == [(2, 9), (2, 9)]
 
 
 def test_a_batch_sampler_is_followed_in_number_and_size():

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,11 +104,14 @@ class ScriptTracer:
         self.environment = environment
         self.fixed: int | None = None
         """The batch of a script in which there is nothing to put another one in the place of."""
+        self.sizes: Sequence[int] = ()
+        """Of the batches of one step, where they are several."""
 
     def trace(self, asked: TraceRequest) -> MemoryStream:
         """Return the allocations of the script's first steps."""
         if self.fixed is not None and asked.batch not in (None, self.fixed):
-            raise UserError(_other_batch(asked.batch, self.fixed))
+            several = _several_batches(self.sizes) if self.sizes else ""
+            raise UserError(several or _other_batch(asked.batch, self.fixed))
         reply = self._run(asked, asked.device)
         is_on_host = "is_empty" in reply
         if is_on_host:
@@ -116,7 +119,8 @@ class ScriptTracer:
         if "stream" not in reply:
             raise UserError(reply.get("error", "the script took no step on the GPU"))
         stream = stream_from_json(reply["stream"])
-        self.fixed = stream.batch if reply["is_fixed"] else None
+        self.sizes = reply["sizes"] if asked.batch is None else self.sizes
+        self.fixed = stream.batch if reply["is_fixed"] or self.sizes else None
         return replace(stream, notes=(*stream.notes, ON_HOST)) if is_on_host else stream
 
     def _run(self, asked: TraceRequest, device: str) -> Mapping[str, Any]:
@@ -184,6 +188,14 @@ class _ScriptTrace:
         """Samples of the batch drawn last, which may be one of an evaluation."""
         self.trained: int | None = None
         """Samples of the largest batch that a step has trained on."""
+        self.draws = self.backwards = 0
+        """Of the step that runs."""
+        self.sizes: set[int] = set()
+        """Of the batches that were drawn to train on in it."""
+        self.drawn: Sequence[int] = ()
+        """Those of the step that ended last, where they are several."""
+        self.micro_batches = 1
+        """Of the step that ended last. A batch may have several losses, or come with another."""
         self.steps = asked.steps
         self.calls: dict[int, GraphCall | None] = {}
         """The latest call of each compiled root."""
@@ -223,7 +235,7 @@ class _ScriptTrace:
         on("batch", self.drew)
         on("root", self.found)
         on("forward", self.forward)
-        on("backward", lambda _: enter(Phase.BACKWARD, self.number))
+        on("backward", self._backward)
         on("backward_end", self.backward_end)
         on("segment", self.stepped)
         patching.wrap(sys, "excepthook", self._refusing)
@@ -270,8 +282,14 @@ class _ScriptTrace:
 
     def drew(self, batch: Any, _: str) -> None:
         """A batch was drawn: what goes to the device next is input."""
+        import torch
+
         recording = self.scene.recording
         self.batch = self.session.last_size or self.batch
+        self.draws += 1
+        is_trained = torch.is_grad_enabled() and all(r.training for r in self.session.roots)
+        if is_trained and self.session.last_size:
+            self.sizes.add(self.session.last_size)
         recording.enter(Phase.DATA, self.number)
         for leaf in leaves_of(batch):
             if hasattr(leaf, "untyped_storage"):
@@ -291,6 +309,11 @@ class _ScriptTrace:
                 recording.know(leaf, Component.INPUTS)
                 self.batch = self.batch or leading_size(leaf)
 
+    def _backward(self, _: Any) -> None:
+        """A loss goes back."""
+        self.backwards += 1
+        self.scene.recording.enter(Phase.BACKWARD, self.number)
+
     def backward_end(self) -> None:
         """Gradients are there."""
         from flatout.planner.tracing import trace
@@ -309,6 +332,10 @@ class _ScriptTrace:
         if segment.who == self.first:
             self.number += 1
             self.flops, self.since = recording.flops - self.since, recording.flops
+            self.micro_batches = max(1, min(self.draws, self.backwards))
+            self.drawn = sorted(self.sizes) if len(self.sizes) > 1 else ()
+            self.draws = self.backwards = 0
+            self.sizes.clear()
         recording.enter(Phase.DATA, self.number)
         is_whole = segment.who == self.first and min(counts.values()) >= self.steps
         is_whole = is_whole and self.session.knows_optimizers
@@ -340,13 +367,15 @@ class _ScriptTrace:
         for text in host.said:
             self.scene.answers.note(text)
         stream = trace.stream_of(self.scene, steps=self.number, batch=batch, flops=self.flops)
+        stream = replace(stream, micro_batches=self.micro_batches)
         calls, fake = [call for call in self.calls.values() if call], self.scene.recording.fake
         if calls and fake is not None:
             stream = bounded_by_calls(stream, calls, fake)
         if stream.device == "cuda" and not any(a.size for a in stream.allocations):
             self._put({"is_empty": True})
         else:
-            self._put({"stream": stream_to_json(stream), "is_fixed": not host.own})
+            reply = {"is_fixed": not host.own, "sizes": self.drawn}
+            self._put({"stream": stream_to_json(stream), **reply})
 
     def _put(self, reply: Mapping[str, Any]) -> None:
         """Write the reply; the first one counts."""
@@ -387,6 +416,13 @@ class _ScriptTrace:
 
 def _too_few(asked: int, samples: int | None) -> str:
     return f"the data set has only {samples} samples, which make no batch of {asked}"
+
+
+def _several_batches(sizes: Sequence[int]) -> str:
+    return (
+        f"a step draws batches of {' and '.join(map(str, sizes))} samples, and how they grow "
+        "together is not known; pass the script's own option for the batch after its name"
+    )
 
 
 def _other_batch(asked: int, found: int | None) -> str:

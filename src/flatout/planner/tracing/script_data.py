@@ -1,7 +1,7 @@
 """The data of a script that is traced: loaded in its own process, in batches of the asked size.
 
 A plan is for the worst batch: `HostData` and `worst_case` let a loader draw its largest sample
-again and again, by `WorstBatches` in the place of a batch sampler's.
+again and again, by `WorstBatches` in the place of a batch sampler's; `FullBatches` fills the last.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
-from flatout.agent.samples import tensor_bytes
+from flatout.agent.samples import sample_size
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
@@ -43,6 +43,36 @@ class WorstBatches:
         return getattr(self.original, name)
 
 
+class FullBatches:
+    """What a sampler draws, and its first ones again until the last batch is full.
+
+    In an epoch of few batches a trace would see the last one, which asks for less.
+
+    Args:
+        sampler: The one that is replaced; else it answers as that one.
+        size: Samples of a batch.
+        index: The sample that is drawn in the place of each; None draws the sampler's own.
+    """
+
+    def __init__(self, sampler: Any, size: int, index: int | None = None) -> None:
+        self.original, self.size, self.index = sampler, size, index
+
+    def __iter__(self) -> Iterator[Any]:
+        first: list[Any] = []
+        count = 0
+        for count, own in enumerate(self.original, start=1):
+            number = own if self.index is None else self.index
+            first += [number] if count < self.size else []
+            yield number
+        yield from first[: -count % self.size]
+
+    def __len__(self) -> int:
+        return -(-len(self.original) // self.size) * self.size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+
 def size_of(sampler: Any) -> int | None:
     """Return how many samples a batch sampler puts into a batch; None where it does not say."""
     size = getattr(sampler, "batch_size", None)
@@ -54,6 +84,8 @@ LOOK_S = 3.0
 MOST_SAMPLES = 20_000
 ALIKE = 64
 """So many samples of one size mean that all have it."""
+FEW_BATCHES = 64
+"""A trace does not come to the last batch of an epoch of more."""
 
 Note = Callable[[str], None]
 
@@ -85,14 +117,35 @@ def worst_case(arguments: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
         note(f"the data set could not be looked at for its largest sample: {error}")
         return {}
     if is_uniform or index is None:
-        return {}
+        return {} if size is not None else _drawn(arguments, None)
     note(
         f"samples differ in size: planned is a batch of the largest of {seen} that were looked at, "
         f"number {index}"
     )
     if size is not None:
         return {"batch_sampler": WorstBatches(sampler, size, index)}
-    return {"sampler": [index] * len(dataset), "shuffle": False}
+    return _drawn(arguments, index)
+
+
+def _drawn(arguments: Mapping[str, Any], index: int | None) -> Mapping[str, Any]:
+    """Return the sampler that draws one sample again and again, or its own in full batches."""
+    from torch.utils.data import RandomSampler, SequentialSampler
+
+    dataset: Any = arguments["dataset"]
+    own: Any = arguments.get("sampler")
+    size = arguments.get("batch_size") or 1
+    numbers = dataset if own is None else own
+    count = len(numbers) if hasattr(numbers, "__len__") else 0
+    ends_short = (
+        size < count < FEW_BATCHES * size and count % size and not arguments.get("drop_last")
+    )
+    if index is None and not ends_short:
+        return {}
+    if own is None and arguments.get("shuffle"):
+        own = RandomSampler(dataset, generator=arguments.get("generator"))
+    elif own is None:
+        own = SequentialSampler(dataset)
+    return {"sampler": FullBatches(own, size if ends_short else 1, index), "shuffle": False}
 
 
 def largest(dataset: Any) -> tuple[int | None, int, bool]:
@@ -100,7 +153,7 @@ def largest(dataset: Any) -> tuple[int | None, int, bool]:
     ends_at = time.monotonic() + LOOK_S
     sizes: list[int] = []
     for index in range(min(len(dataset), MOST_SAMPLES)):
-        sizes.append(tensor_bytes(dataset[index]))
+        sizes.append(sample_size(dataset[index]))
         is_uniform = len(sizes) == ALIKE and len(set(sizes)) == 1
         if is_uniform or time.monotonic() > ends_at:
             break

@@ -11,7 +11,7 @@ import itertools
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -186,6 +186,7 @@ def trace(
             for step in range(steps):
                 training.step(step, count)
             stream = stream_of(where, steps=steps, batch=count, flops=training.step_flops)
+            stream = replace(stream, micro_batches=subject.accumulate)
             if COMPILED not in stream.notes:
                 return stream
             assert where.recording.fake is not None
