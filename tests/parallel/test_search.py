@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from flatout.analysis.stream_changes import reached_flops
 from flatout.hardware.catalogue import find_gpu
 from flatout.parallel.search import (
     NETWORK,
@@ -37,12 +38,9 @@ def stream(batch, *, blocks=4, weight=1024, activation=MIB, flops=1e12):
     """Return two steps of a model of equal blocks between an embedding and a head."""
     rows = []
 
-    def add(size, component, phase, module, shape=()):
-        rows.append(
-            Allocation(
-                size=size, component=component, phase=phase, step=1, module=module, shape=shape
-            )
-        )
+    def add(size, component, phase, module, shape=(), **more):
+        facts = {"component": component, "phase": phase, "module": module, "shape": shape}
+        rows.append(Allocation(size=size, step=1, **facts, **more))
 
     names = ["embedding", *(f"layers.{n}" for n in range(blocks)), "head"]
     size = 4 * weight * weight
@@ -51,7 +49,8 @@ def stream(batch, *, blocks=4, weight=1024, activation=MIB, flops=1e12):
             add(size, component, Phase.SETUP, name, (weight, weight))
         add(2 * size, Component.OPTIMIZER, Phase.SETUP, name)
     for name in names:
-        add(batch * activation, Component.ACTIVATIONS, Phase.FORWARD, name)
+        made = {"operator": "aten.mm", "dtype": "bfloat16"}
+        add(batch * activation, Component.ACTIVATIONS, Phase.FORWARD, name, **made)
     events = [StreamEvent(index, born=True) for index in range(len(rows))]
     marks = (Mark(0, Phase.SETUP, 0), Mark(4 * len(names), Phase.FORWARD, 1))
     return MemoryStream(
@@ -73,7 +72,6 @@ def training(batch=64, limit=GPU.memory_bytes, *, splits=False, **model):
         gpu=GPU,
         limit_bytes=limit,
         splits_layers=splits,
-        is_half=True,
     )
 
 
@@ -329,6 +327,26 @@ def test_frozen_parameters_have_no_gradients_to_exchange_and_are_not_stepped_on(
     assert exchanged_s(few, zero3) == pytest.approx(exchanged_s(all_of_them, zero3) * 13 / 18)
     columns = replace(training(), at=frozen).columns(64)
     assert columns.stepped_on(ParallelSpec()) == pytest.approx(1024 * 1024)
+
+
+def test_a_script_that_accumulates_exchanges_in_each_backward():
+    here = cluster(inside=replace(inside_of(GPU), latency_s=0.0, overlap=0.0))
+    found = [
+        next(p for p in search(here, what).plans if p.spec.label == "dp_replicate=4")
+        for what in (training(flops=1e6), replace(training(flops=1e6), micro_batches=3))
+    ]
+
+    once, thrice = (plan.shares["communication"].value * plan.step_ms.value for plan in found)
+    assert thrice == pytest.approx(3 * once)
+
+
+@pytest.mark.parametrize(("share", "reached"), [(0.0, 0.8 * 67), (1.0, 0.4 * 495), (0.5, 84.3)])
+def test_what_may_be_in_tf32_is_computed_on_tensor_cores(share, reached):
+    rows = tuple(replace(row, dtype="float32") for row in stream(8).allocations)
+
+    found = reached_flops(GPU, replace(stream(8), allocations=rows, tf32_share=share))
+
+    assert found == pytest.approx(reached * 1e12, rel=0.01)
 
 
 def test_groups_that_cross_hosts_share_the_adapters():

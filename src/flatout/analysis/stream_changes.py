@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
+from flatout.hardware.catalogue import GpuModel
 from flatout.records.memory_stream import (
     Allocation,
     Component,
@@ -27,6 +28,11 @@ BLOCK = re.compile(r"(?:[^.]*[^.\d][^.]*\.)*?\d+(?=\.|$)")
 """A module's name up to its first number: what a model repeats."""
 SOFTMAX = "_log_softmax"
 """The operator of the loss that holds a row of chances for every token."""
+
+REACHED_HALF, REACHED_FULL = 0.4, 0.8
+"""Shares of the arithmetic peak that a step is taken to reach, on tensor cores (in half precision,
+or in TF32) and without them: assumed, until a profile says what a training reaches. They cancel in
+most ratios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +338,15 @@ def is_half(stream: MemoryStream) -> bool:
     made = [a for a in stream.allocations if "mm" in a.operator or "convolution" in a.operator]
     half = sum(a.size for a in made if a.dtype in HALF)
     return 2 * half > sum(a.size for a in made)
+
+
+def reached_flops(gpu: GpuModel, stream: MemoryStream) -> float:
+    """Return the operations a second that a step is taken to reach, in its precision."""
+    if is_half(stream):
+        return REACHED_HALF * gpu.bf16_flops
+    full = REACHED_FULL * gpu.fp32_flops
+    tf32 = max(full, REACHED_HALF * gpu.tf32_flops)
+    return 1 / (stream.tf32_share / tf32 + (1 - stream.tf32_share) / full)
 
 
 def has_blocks(stream: MemoryStream) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from flatout.analysis.stream_changes import reached_flops
 from flatout.hardware.catalogue import GpuModel
 from flatout.parallel.cost import DeviceCosts, Link, StepCost, StepWork, offload_s, step_cost
 from flatout.parallel.rank_share import Layout, StreamColumns, layout_of
@@ -19,9 +20,6 @@ from flatout.records.plan import NumberSource, ParallelAdvice, ParallelPlan, Tag
 from flatout.records.profile import Profile
 from flatout.records.units import format_bytes, format_ms, format_share
 
-REACHED_HALF, REACHED_FULL = 0.4, 0.8
-"""Shares of the arithmetic peak that a step is taken to reach, on tensor cores and without them:
-assumed, as in the planner of memory, until a profile says what this training reaches."""
 START_S = 1e-5
 """Host time of one operator in eager torch, its kernel's launch included. Assumed: torch's own
 profiler shows 5 to 20 us on today's hosts."""
@@ -109,7 +107,6 @@ class Training:
     """Whether the model may be split by layers and products: a Task may, a script may not."""
     profile: Profile | None = None
     """Of the training on such devices, one or several."""
-    is_half: bool = False
     micro_batches: int = 1
     """Of a step, by the script's own loop."""
 
@@ -131,13 +128,8 @@ class Training:
     @cached_property
     def costs(self) -> DeviceCosts:
         """The device's constants: by the data sheet, scaled to the profile where there is one."""
-        flops = (
-            REACHED_HALF * self.gpu.bf16_flops
-            if self.is_half
-            else (REACHED_FULL * self.gpu.fp32_flops)
-        )
         sheet = DeviceCosts(
-            s_per_flop=1 / flops,
+            s_per_flop=1 / reached_flops(self.gpu, self.at(self.batch)),
             s_per_byte=MEMORY_PASSES / self.gpu.bandwidth,
             s_per_start=START_S,
             s_per_parameter=STEPPED_BYTES / self.gpu.bandwidth,
@@ -360,12 +352,15 @@ def step_work(
     hosts = -(-spec.world_size // cluster.gpus)
     share = columns.parameters / spec.dp_shard
     sizes = columns.gradients, columns.parameters
+    # DDP exchanges in each backward; a script that spreads itself may wait for the last.
+    waits = training.splits_layers or training.at(training.batch).spreads_itself
+    exchanges = 1 if waits else training.micro_batches
     ranks = min(spec.world_size, cluster.gpus)
     on_host = offload_s(share, training.gpu.host_bandwidth, ranks) if spec.offload else 0.0
     return StepWork(
         stages=tuple(stages),
         microbatches=microbatches,
-        gradients_s=gradients_s(spec, cluster, layout, sizes),
+        gradients_s=exchanges * gradients_s(spec, cluster, layout, sizes),
         overlap=cluster.link(spec.tp, spec.dp).overlap,
         parameters=0.0 if spec.offload else columns.stepped_on(spec),
         host_s=on_host,

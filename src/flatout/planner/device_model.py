@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from flatout.analysis.stream_changes import is_half
+from flatout.analysis.stream_changes import REACHED_HALF, reached_flops
 from flatout.hardware.catalogue import GpuModel
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.workspaces import Calibration
@@ -16,9 +16,6 @@ on an H200; five times as much, chosen, where the host's operators stand in."""
 RESERVE_ERRORS = (0.032, 0.066)
 """The same for reserved bytes, too small and too large: the largest of 24 cases on an H200. Where
 cuDNN's workspaces are of many sizes, a percent of one of them decides which blocks are reused."""
-REACHED_HALF, REACHED_FULL = 0.4, 0.8
-"""Shares of the arithmetic peak that a step is taken to reach, on tensor cores and without them.
-Chosen; they cancel in most ratios."""
 PASSES = 3
 """Times that a tensor passes the memory: written once, read by what follows and by backward."""
 
@@ -79,7 +76,7 @@ class DeviceModel:
 
     def flops_per_s(self, stream: MemoryStream) -> float:
         """Return the arithmetic that is reached in the precision of the step."""
-        return self.half_flops_per_s if is_half(stream) else REACHED_FULL * self.gpu.fp32_flops
+        return reached_flops(self.gpu, stream)
 
     @property
     def half_flops_per_s(self) -> float:

@@ -98,6 +98,8 @@ class MemoryStream:
     """Of the last traced step: more than one where gradients are accumulated."""
     model_flops: float = 0.0
     """Of the last traced step, forward and backward, by torch's own counting; 0 if unknown."""
+    tf32_share: float = 0.0
+    """Of these, what torch may compute in TF32 on a device that has it."""
     compiled_kept_bytes: int | None = None
     """What a compiled step keeps for backward, by AOTAutograd's partition; None where nothing is
     compiled or it could not be found. The stream itself is that of eager code."""
@@ -124,7 +126,7 @@ TEXTS = ("operator", "module", "line", "dtype")
 """Fields of an allocation that repeat."""
 PLAIN = ("size", "step", "shape", "arguments", "stream", "used_on")
 ABOUT = (
-    *("device", "method", "steps", "batch", "micro_batches", "model_flops"),
+    *("device", "method", "steps", "batch", "micro_batches", "model_flops", "tf32_share"),
     *("compiled_kept_bytes", "eager_kept_bytes", "spreads_itself"),
 )
 """Fields of the whole stream that are written as they are."""

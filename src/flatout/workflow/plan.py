@@ -172,7 +172,6 @@ def _with_ways(found: Plan, setup: Setup, options: PlanOptions, *, splits_layers
         reserved_ratio=found.reserved.bytes / max(1, found.allocated.bytes),
         splits_layers=splits_layers,
         profile=options.profile,
-        is_half=transforms.is_half(setup.stream),
         micro_batches=setup.stream.micro_batches,
     )
     inside = options.links or inside_of(ground.gpu)

@@ -142,6 +142,11 @@ def test_autocast_takes_less_than_full_precision(traced):
 
 
 @pytest.mark.slow
+def test_only_convolutions_in_full_precision_may_use_tf32_by_default(traced):
+    assert traced["cnn"].tf32_share > 0.95
+    assert traced["gpt"].tf32_share == traced["bf16"].tf32_share == 0
+
+
 def test_a_scaled_step_is_taken(traced):
     assert bytes_of(traced["scaled"], Component.OPTIMIZER) > parameter_bytes()
 

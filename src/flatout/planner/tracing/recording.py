@@ -48,6 +48,16 @@ def _is_labelled(kind: Any) -> bool:
     return own and kind.__torch_dispatch__ is COMPUTED_BY_TORCH
 
 
+def may_use_tf32(func: Any, args: Sequence[Any]) -> bool:
+    """Return whether torch lets an operator compute in TF32: convolutions it does by default."""
+    first = next((one for one in args if isinstance(one, Tensor)), None)
+    if first is None or first.dtype != torch.float32:
+        return False
+    if "convolution" in func.name():
+        return bool(torch.backends.cudnn.allow_tf32)
+    return torch.get_float32_matmul_precision() != "highest"
+
+
 def without_label(value: Any) -> Any:
     """Return a value with the tensors in it as plain ones, which share their memory."""
     if isinstance(value, tuple | list):
@@ -189,7 +199,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.marks: list[Mark] = []
         self.modules: list[str] = []
         """Names of the modules that are running, the innermost last."""
-        self.flops = 0.0
+        self.flops = self.tf32_flops = 0.0
+        """Of all that was traced, and of these what may be computed in TF32."""
         self.phase, self.step = Phase.SETUP, 0
         self.looks_away: Callable[[], bool] = lambda: False
         """Whether what is made now is none of the training's memory."""
@@ -274,7 +285,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             output = self._compute(func, types, args, kwargs)
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
-            self.flops += formula(*args, **kwargs, out_val=output)
+            made = formula(*args, **kwargs, out_val=output)
+            self.flops += made
+            self.tf32_flops += made if may_use_tf32(func, args) else 0.0
         self._see(output, func)
         result = next((birth for birth in self.births[count:] if birth.shape), None)
         if func in WITH_ARGUMENTS and result is not None:

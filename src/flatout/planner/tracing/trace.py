@@ -307,6 +307,7 @@ def stream_of(
         steps=steps,
         batch=batch,
         model_flops=flops,
+        tf32_share=recording.tf32_flops / (recording.flops or 1.0),
         spreads_itself=distributed.is_available()
         and distributed.is_initialized()
         and distributed.get_world_size() > 1,
