@@ -402,6 +402,8 @@ def test_a_loss_of_any_form_is_under_autocast(patched, loss):
     [
         ("loader = ", "criterion = torch.nn.BCELoss()\nloader = "),
         ("criterion(output, y)", "torch.nn.functional.binary_cross_entropy(output, y)"),
+        ("criterion(output, y)", "criterion(output @ output.T, y)"),
+        ("criterion(output, y)", "criterion(torch.einsum('ik,jk->ij', output, output), y)"),
         (
             "optimizer.step()\n",
             "optimizer.step()\n        scores.append(output.detach().cpu().numpy())\n",
@@ -412,7 +414,7 @@ def test_a_loss_of_any_form_is_under_autocast(patched, loss):
         ),
     ],
 )
-def test_what_fails_under_autocast_has_no_place_there(patched, before, after):
+def test_what_fails_or_is_another_loss_under_autocast_has_no_place_there(patched, before, after):
     text = SCRIPT.replace(before, after)
 
     assert patched(Choice(technique="bf16_autocast"), text=text) == (text, ("bf16_autocast",))

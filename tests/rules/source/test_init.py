@@ -6,10 +6,13 @@ import re
 import site
 import tokenize
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from flatout.analysis.source.edits import safe
 from flatout.analysis.source.script import NotAnalysableError
+from flatout.records.finding import Edit
 from flatout.rules import source
 from flatout.workflow.check_worker import MAX_BYTES, decode
 from tests.paths import ROOT
@@ -50,6 +53,17 @@ def test_the_fix_of_the_example_parses_changes_nothing_twice_and_leaves_no_findi
     assert "# a comment" in text
     assert text.endswith("# the last line\n")
     assert not made or code not in all_codes_in(text)
+
+
+def test_of_two_fixes_the_one_that_breaks_the_script_is_left_out(monkeypatch):
+    def found(text):
+        torn, right = Edit(start=0, end=1, text="("), Edit(start=4, end=5, text="3")
+        findings = [SimpleNamespace(code="X", fix=safe(each)) for each in (torn, right)]
+        return (findings if text == "a = 2\n" else [], None)
+
+    monkeypatch.setattr(source, "check_text", found)
+
+    assert source.fixed_text("a = 2\n", {"X"}, suggested=False) == ("a = 3\n", 1)
 
 
 @pytest.mark.parametrize("rule", RULES)

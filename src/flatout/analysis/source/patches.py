@@ -222,10 +222,24 @@ def _forward_edits(script: Script, part: StepPart, header: str) -> list[Edit | N
     # What has nothing to do with the loss, as zero_grad has, stays outside at the end.
     while len(body) > 1 and not names_in(body[-1]) & loss:
         body.pop()
-    if REFUSED & script.words or _goes_to_numpy(script, part, body, loss):
+    if REFUSED & script.words or _goes_to_numpy(script, part, body, loss) or _multiplies(body):
         return [None]
     device = _device_type(script, part, script.source(call.func))
     return wrap(script, body, Template(header).substitute(device=device))
+
+
+PRODUCTS = frozenset({"matmul", "mm", "bmm", "einsum", "addmm", "baddbmm", "tensordot"})
+"""What autocast computes in bf16, and the technique, in a loss, does not."""
+
+
+def _multiplies(body: Sequence[ast.stmt]) -> bool:
+    """Return whether products of the script's own are among what would be under autocast."""
+    nodes = [node for each in body for node in ast.walk(each)]
+    return any(
+        isinstance(node, ast.MatMult)
+        or (isinstance(node, ast.Call) and last_name(node.func) in PRODUCTS)
+        for node in nodes
+    )
 
 
 NOT_HALF = frozenset({"argmax", "max", "topk", "float", "double", "int", "long", "item", "round"})

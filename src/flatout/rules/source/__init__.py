@@ -17,7 +17,7 @@ from flatout.analysis.source import edits
 from flatout.analysis.source.script import Issue, Script, last_name
 from flatout.records.catalogue import module_names
 from flatout.records.errors import UserError, unknown
-from flatout.records.finding import SourceFinding
+from flatout.records.finding import Fix, SourceFinding
 
 MAX_ROUNDS = 4
 """A fix may make room for another: after so many rounds the rest is left for the next run."""
@@ -94,7 +94,7 @@ def check_text(text: str) -> tuple[list[SourceFinding], list[str]]:
 def fixed_text(text: str, wanted: Collection[str], *, suggested: bool) -> tuple[str, int]:
     """Return a script with its fixes made, and how many were.
 
-    What would no longer parse is not written.
+    A fix after which it would no longer parse is left out.
 
     `suggested`: whether fixes that may change results are made, too.
     """
@@ -106,7 +106,12 @@ def fixed_text(text: str, wanted: Collection[str], *, suggested: bool) -> tuple[
             if finding.fix and finding.code in wanted and (suggested or finding.fix.is_safe)
         ]
         new, count = edits.apply(text, fixes)
-        if not count or new == text or not edits.is_python(new):
+        if not edits.is_python(new):
+            kept: list[Fix] = []
+            for fix in fixes:
+                kept += [fix] if edits.is_python(edits.apply(text, [*kept, fix])[0]) else []
+            new, count = edits.apply(text, kept)
+        if not count or new == text:
             break
         text, made = new, made + count
     return text, made

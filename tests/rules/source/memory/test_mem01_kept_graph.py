@@ -44,6 +44,16 @@ def test_what_has_no_graph_is_left_alone(line):
     assert "MEM01" not in codes_in(STEP.format(line=line))
 
 
+def test_losses_that_are_trained_on_in_the_end_need_their_graphs():
+    text = f"""{STEP.format(line="losses.append(loss)")}
+stacked = torch.stack(losses)
+whole = stacked.mean()
+whole += penalty
+whole.backward()
+"""
+    assert "MEM01" not in codes_in(text)
+
+
 def test_a_sum_that_is_trained_on_needs_its_graph():
     text = """
 import torch

@@ -59,16 +59,24 @@ def _losses(script: Script, part: StepPart) -> frozenset[str]:
 
 
 def _trained_on(script: Script, part: StepPart) -> set[str]:
-    """Return the names from which any backward of the function may start, or that it returns."""
+    """Return the names from which any backward of the function may start, however it gets there."""
     place = script.function(part.backwards[0]) or script.tree
     found: set[str] = set()
     for call in script.within(place, ast.Call):
         loss = backward_loss(script, call)
         if loss is not None:
             found |= names_in(loss)
-    for node in script.within(place, ast.Assign):
-        if found & {name for target in node.targets for name in names_in(target)}:
-            found |= names_in(node.value)
+    makes = [
+        (names_in(target), names_in(node.value))
+        for node in script.within(place, ast.Assign)
+        for target in node.targets
+    ]
+    makes += [
+        (names_in(node.target), names_in(node.value))
+        for node in script.within(place, ast.AugAssign)
+    ]
+    for _ in makes:  # as many rounds as the longest way from one to the next
+        found = found.union(*(given for made, given in makes if made & found))
     return found
 
 
