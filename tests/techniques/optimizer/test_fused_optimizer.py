@@ -17,6 +17,7 @@ KINDS = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
     "Adam": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
     "SGD": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
 }
 
 

@@ -90,18 +90,22 @@ Where the optimizer is made:
 
 def turn_fused(groups: OptimizerGroups, *, is_on: bool) -> None:
     """Switch optimizers that have made steps to their fused implementation, or back."""
-    import torch
-
     groups.turn({"fused": True, "foreach": None} if is_on else None)
     for optimizer in groups.optimizers:
         optimizer._step_supports_amp_scaling = is_on
         if is_on and "momentum" in optimizer.defaults:
             groups.handles.append(optimizer.register_step_pre_hook(_give_buffers))
-        for parameter, state in optimizer.state.items():
-            count = state.get("step")
-            if isinstance(count, torch.Tensor):
-                # On another device than the parameter's each step would wait for the count.
-                state["step"] = count.to(parameter.device if is_on else "cpu", torch.float32)
+        _put_counts(optimizer, is_fused=is_on)
+
+
+def _put_counts(optimizer: "torch.optim.Optimizer", *, is_fused: bool) -> None:
+    import torch
+
+    for parameter, state in optimizer.state.items():
+        count = state.get("step")
+        if isinstance(count, torch.Tensor):
+            # On another device than the parameter's each step would wait for the count.
+            state["step"] = count.to(parameter.device if is_fused else "cpu", torch.float32)
 
 
 def fuse(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer":
@@ -130,6 +134,7 @@ def switch_to_fused(optimizer: "torch.optim.Optimizer") -> None:
         group["fused"], group["foreach"] = True, None
     # GradScaler asks for this flag: the fused implementation unscales on its own.
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    _put_counts(optimizer, is_fused=True)
     optimizer.register_load_state_dict_pre_hook(_load_fused)
     if "momentum" in optimizer.defaults:
         optimizer.register_step_pre_hook(_give_buffers)
@@ -187,9 +192,15 @@ def _is_whole(group: dict[str, Any], states: dict[Any, Any]) -> bool:
 def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
     """Return why an optimizer cannot be fused now, or None."""
     found = next(_obstacles_of_kind(optimizer), None)
-    if found is None and len(optimizer.state) > 0:
+    # Adagrad makes its states when it is built.
+    if found is None and any(_has_stepped(state) for state in optimizer.state.values()):
         return "it made a step or was loaded already: its state is laid out otherwise"
     return found or next(_obstacles_of_parameters(optimizer), None)
+
+
+def _has_stepped(state: Any) -> bool:
+    count = state.get("step")
+    return count is None or float(count) > 0
 
 
 def find_obstacle_while_running(optimizer: "torch.optim.Optimizer") -> str | None:
@@ -225,7 +236,15 @@ def _obstacles_of_kind(optimizer: Any) -> Iterator[str]:
         yield "differentiable steps cannot be fused"
 
 
+def _has_fused_adagrad(key: str) -> bool:
+    import torch
+
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return bool(has_kernel("aten::_fused_adagrad_", key))
+
+
 def _obstacles_of_parameters(optimizer: Any) -> Iterator[str]:
+    import torch
     from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -234,6 +253,8 @@ def _obstacles_of_parameters(optimizer: Any) -> Iterator[str]:
     if any(not p.is_floating_point() for p in parameters):
         yield "it has parameters that are not floating-point numbers"
     known = _get_fused_kernels_supported_devices()
+    if isinstance(optimizer, torch.optim.Adagrad) and not _has_fused_adagrad("CUDA"):
+        known = ["cpu"]  # of Adagrad not every release has the kernel for GPUs
     if any(p.device.type not in known for p in parameters):
         yield "it has parameters on a device without fused kernels"
 
