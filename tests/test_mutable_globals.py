@@ -22,6 +22,7 @@ ALLOWED = {
         *("_NEEDED", "_OF_ALL", "_OF_PARAMETERS", "_PARTED", "_SUCCESSORS"),
     ),
     "agent.patching": (PATCHES, "_lock", "_points"),
+    "agent.recompute": (SCRIPT, "_MOVING"),
     "agent.training_device": (SESSION, "_followed"),
     "data.byte_batches.ring": (
         "a process's blocks, by which workers name them",
