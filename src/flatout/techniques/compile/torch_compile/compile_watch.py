@@ -8,7 +8,6 @@ import logging
 from collections import Counter
 from typing import Any
 
-from flatout.agent.recorder import keep_compilations
 from flatout.records.errors import NotApplicable
 
 LOGGER = "torch._dynamo.convert_frame"
@@ -42,6 +41,8 @@ class CompileWatch(logging.Handler):
         Args:
             versions: Of one function that are ordinary, where what is compiled makes that many.
         """
+        from flatout.agent.recorder import keep_compilations
+
         self.storm = max(self.storm, versions)
         if self._known is None:
             for name in (LOGGER, SKIPS_LOGGER):
