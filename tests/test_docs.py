@@ -19,6 +19,7 @@ from flatout.cli.commands import flatout as command_line
 from flatout.records import catalogue
 from flatout.records.catalogue import module_names
 from flatout.records.input_files import read_toml
+from flatout.workflow.demo import JOB
 from flatout.workflow.recipe_files import read_recipe
 from tests.copies import Copies
 from tests.paths import ROOT
@@ -261,6 +262,23 @@ def test_the_first_screen_shows_the_two_commands():
 
     assert "make demo" in first_screen
     assert "make test" in first_screen
+
+
+def test_the_tutorial_goes_to_where_the_demo_puts_its_script():
+    assert f"\ncd flatout-demo/{JOB}\n" in (ROOT / "docs/tutorial.md").read_text()
+
+
+def test_every_default_folder_is_named_with_the_files():
+    said = (ROOT / "docs/files.md").read_text()
+
+    defaults = {
+        str(option.default)
+        for command in commands().values()
+        for option in options(command)
+        if option.name == "out" and isinstance(option.default, Path)
+    }
+
+    assert [name for name in sorted(defaults) if f"`{name}/`" not in said] == []
 
 
 def test_changes_are_told_for_this_version():

@@ -81,6 +81,15 @@ def test_names_use_plain_words(folder):
     assert names == set()
 
 
+@pytest.mark.parametrize("name", ["en", "plain_ko"])
+def test_messages_use_plain_words(name):
+    """Korean for plain texts is found by the English one: together they are all that is said."""
+    text = (ROOT / f"src/flatout/records/messages/{name}.toml").read_text(encoding="utf-8")
+    said = re.sub(r"\{\w+\}|^\w+ =", "", text, flags=re.MULTILINE)
+
+    assert refused(said) == []
+
+
 @pytest.mark.parametrize("path", [p for p in PAGES if p.name != HISTORY], ids=relative)
 def test_pages_use_plain_words(path):
     # Names in code, paths and anchors are what they are.

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.launch.workloads import parse_workload
+from flatout.launch.workloads import parse_workload, words_of
 from flatout.records.ablation import Ablation, Contrast
+from flatout.records.errors import UserError, unknown
 from flatout.records.finding import SourceCheck, SourceFinding
 from flatout.records.plan import Plan
 from flatout.records.profile import Profile
@@ -211,10 +212,16 @@ def tune(  # noqa: PLR0913  one keyword for each thing a caller may choose
         UserError: if there is no such script, or an argument is not allowed.
         BaselineFailedError: if the unchanged script cannot be measured.
     """
+    from flatout.records import catalogue
     from flatout.tuning.history import history_path
     from flatout.workflow import tune as tuning
     from flatout.workflow.recipe_files import write_recipe
 
+    promises = [each.value for each in Numerics]
+    if numerics not in promises:
+        raise UserError(unknown("promise", numerics, promises))
+    for name in (*only, *skip):
+        catalogue.technique_class(name)
     options = tuning.TuneOptions(
         budget_s=budget_s,
         numerics=Numerics(numerics),
@@ -234,7 +241,8 @@ def run(command: Command, *, recipe: RecipeOrPath) -> int:
     """Run the real training with a recipe, and return its exit code."""
     from flatout.workflow import run as running
 
-    return running.run(_workload(command), _recipe(recipe))
+    found = _recipe(recipe)
+    return running.run(_workload(command).under(found), found)
 
 
 def plan(
@@ -243,16 +251,18 @@ def plan(
     """Predict the memory of a training step on a GPU that need not exist here.
 
     Args:
-        target: A script, `file.py:name` of a Task, or `hf:config.json`.
-        arguments: What the script is given.
+        target: A script, `file.py:name` of a Task, or `hf:config.json`; or a whole command.
+        arguments: What the script is given, where `target` is no whole command.
         gpu: Name of the GPU; this machine's where None.
         batch: Samples in a step; those of the script where None.
     """
     from flatout.workflow import plan as planning
 
+    is_whole = not arguments and not Path(target).exists()
+    words = _words(target) if is_whole else [target, *arguments]
     options = planning.PlanOptions(gpu=gpu, batch=batch)
-    planned = planning.plan(target, arguments, options)
-    return MemoryPrediction(plan=planned.plan, workload=shlex.join((target, *arguments)))
+    planned = planning.plan(words[0], tuple(words[1:]), options)
+    return MemoryPrediction(plan=planned.plan, workload=shlex.join(words))
 
 
 def compare(baseline: str | Path, candidate: str | Path) -> ComparedResults:
@@ -283,8 +293,17 @@ def check(
 
 
 def _workload(command: Command) -> Workload:
-    words = shlex.split(command) if isinstance(command, str) else list(command)
+    words = _words(command)
     return parse_workload(words[0], tuple(words[1:]))
+
+
+def _words(command: Command) -> list[str]:
+    words = words_of(command) if isinstance(command, str) else list(command)
+    if not words:
+        raise UserError(
+            "the command is empty; give it as typed after python: 'train.py --epochs 3'"
+        )
+    return words
 
 
 def _recipe(recipe: RecipeOrPath | None) -> Recipe:

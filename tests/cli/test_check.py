@@ -78,6 +78,13 @@ def test_json_goes_to_the_terminal_or_into_a_file(script, capsys, folder):
     }
 
 
+@pytest.mark.parametrize("more", ["--diff", "--output=sarif"])
+def test_json_on_standard_output_is_all_that_is_there(script, capsys, more):
+    assert call(["check", more, "--json", "-", "train.py"]) == 1
+
+    assert json.loads(capsys.readouterr().out)["schema"] == "flatout.check/1"
+
+
 def test_github_gets_one_command_a_finding(script, capsys):
     call(["check", "--output", "github", "train.py"])
 

@@ -73,6 +73,7 @@ def test_the_locale_s_language_is_used_unless_another_is_asked_for(monkeypatch, 
         monkeypatch.delenv(name, raising=False)
 
     assert reader_language(["measure", "train.py", "--lang", "ko"]) == language
+    assert reader_language(["measure", "-m", "translate", "--lang", "ko"]) == language
     assert reader_language(["measure", "--lang", "ko", "train.py"]) == "ko"
     assert reader_language(["measure", "--lang=en", "train.py"]) == "en"
 

@@ -80,7 +80,7 @@ def test_options_that_make_no_sense_are_named(photos, tmp_path, capsys, argument
 
 def test_a_store_inside_its_source_is_refused(photos, capsys):
     assert call(["pack", photos, f"{photos}/packed"]) == 2
-    assert "choose a folder beside it" in capsys.readouterr().err
+    assert "choose a folder outside it" in capsys.readouterr().err
 
 
 def test_a_failed_start_leaves_nothing_behind(tmp_path, capsys):

@@ -1,5 +1,7 @@
+import errno
 import json
 
+import click
 import pytest
 
 from flatout.cli import call, tuning_output
@@ -104,6 +106,18 @@ def test_an_interrupted_tuning_shows_its_table_and_is_code_130(folder, asked, ca
 
 
 @pytest.mark.chaos
+def test_what_was_found_is_written_where_no_one_reads_the_table(folder, asked, monkeypatch):
+    def is_closed(*_, **__):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(click, "echo", is_closed)
+
+    with pytest.raises(SystemExit):
+        call(["tune", "--quiet", "train.py", "ablation_tuned"])
+
+    assert {path.name for path in (folder / "flatout-out").iterdir()} >= FILES
+
+
 def test_an_out_folder_that_cannot_be_written_is_told_before_tuning(folder, asked, capsys):
     (folder / "file").touch()
 

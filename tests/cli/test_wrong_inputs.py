@@ -23,6 +23,7 @@ WRONG = """
 measure
 measure nosuch.py
 measure folder
+measure .
 measure data.txt
 measure --html folder train.py
 measure --html data.txt/r.html train.py
@@ -79,6 +80,7 @@ run --ranks 2 --zero 1 train.py
 run --ranks 2 --offload train.py
 run --with ok.toml --zero 3 --offload train.py
 run --with ok.toml --on-oom pray train.py
+run --on-oom adapt --resume-args ' train.py
 compare broken.json other.json
 compare empty.json empty.json
 compare list.json list.json

@@ -80,7 +80,7 @@ def test_a_forward_that_draws_by_itself_is_left_alone_and_the_stream_put_back(st
 
     outcome = use_fused_attention(module, x)
 
-    assert outcome == {"": f"its forward draws from {stream} by itself"}
+    assert outcome == {"": f"its forward draws from {stream} on its own"}
     assert "forward" not in vars(module)
     assert draw() == expected
 

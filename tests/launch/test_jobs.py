@@ -20,6 +20,7 @@ from flatout.launch.trial_folders import (
 )
 from flatout.launch.trial_process import RANK_LAUNCHER, clean_up_stale_trials
 from flatout.records.errors import UserError
+from flatout.records.files import module_command
 from tests.launch.test_trial_process import ended_process
 from tests.paths import ROOT
 
@@ -127,7 +128,7 @@ def test_what_starts_ranks_and_is_killed_leaves_a_folder_that_the_next_command_r
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     # Torch is asked for once the folder is there: the import stands for the time of a training.
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n")
-    command = [sys.executable, "-P", str(RANK_LAUNCHER), "2", "0", "0", "train.py"]
+    command = module_command(sys.executable, RANK_LAUNCHER, "2", "0", "0", "train.py")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{SOURCE}"}
     launcher = subprocess.Popen(command, env=environment)
     while not list(tmp_path.glob("flatout/ranks-*/job.json")):

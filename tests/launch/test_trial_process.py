@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flatout.agent.journal_file import open_claims
-from flatout.launch import trial_folders
+from flatout.launch import trial_folders, trial_process
 from flatout.launch import trial_folders as jobs
 from flatout.launch.folder_lock import hold_folder
 from flatout.launch.trial_process import (
@@ -25,12 +25,37 @@ from flatout.launch.trial_process import (
 from flatout.records.errors import UserError
 from flatout.records.trial import Workload
 from flatout.tuning.trials import TrialOptions, outcome_of
+from tests.paths import ROOT
 from tests.support.programs import python, workload_of
 
 
 def test_tritons_own_cache_is_kept_from_trial_to_trial():
-    assert str(Path.home() / ".triton") in not_journaled({})
-    assert "/data/.triton" in not_journaled({"TRITON_HOME": "/data"})
+    assert str(Path.home() / ".triton") in not_journaled({}, Path("/work"))
+    assert "/data/.triton" in not_journaled({"TRITON_HOME": "/data"}, Path("/work"))
+
+
+@pytest.mark.parametrize("name", ["HF_HOME", "TMPDIR", "XDG_CACHE_HOME"])
+def test_a_folder_below_a_cache_is_as_before_after_a_trial(monkeypatch, tmp_path, name):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(trial_process, "can_overlay", lambda *_: False)
+    (tmp_path / "data/work").mkdir(parents=True)
+    (tmp_path / "data/work/last.pt").write_text("epoch 90")
+    (tmp_path / "data/work/train.py").write_text("open('last.pt', 'w').write('epoch 1')")
+    environment = {"HOME": str(tmp_path), name: str(tmp_path / "data")}
+
+    ending = run_process(
+        workload_of(tmp_path / "data/work", "train.py"),
+        ProcessOptions(entry="nothing", environment=environment),
+    )
+
+    assert ending.exit_code == 0
+    assert (tmp_path / "data/work/last.pt").read_text() == "epoch 90"
+
+
+def test_no_python_is_started_with_an_option_that_python_3_10_lacks():
+    sources = (ROOT / "src").rglob("*.py")
+
+    assert [path.name for path in sources if '"-P"' in path.read_text()] == []
 
 
 def environment_of_a_trial(site, cache, **variables):

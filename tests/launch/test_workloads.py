@@ -155,7 +155,7 @@ def test_a_script_whose_name_looks_like_an_option_is_run_as_a_file(tmp_path, mon
     ("typed", "is_as_if"),
     [
         ("python train.py --lr 1", "train.py --lr 1"),
-        ("python3 -u train.py -u", "train.py -u"),
+        ("python3 train.py -u", "train.py -u"),
         ("python3.12 -m this --lr 1", "-m this --lr 1"),
         (f"{sys.executable} train.py", "train.py"),
         ("uv run train.py -- --x", "train.py -- --x"),
@@ -176,6 +176,15 @@ def test_a_launcher_is_taken_as_it_is_typed(typed, is_as_if):
     same, *others = is_as_if.split()
 
     assert parse_workload(first, rest) == parse_workload(same, others)
+
+
+@pytest.mark.parametrize("start", ["python", "uv run python"])
+def test_options_of_python_are_python_s(start):
+    first, *rest = f"{start} -u -s train.py -u".split()
+
+    command = command_of(parse_workload(first, rest))
+
+    assert command == [sys.executable, "-u", "-s", "train.py", "-u"]
 
 
 def test_a_script_may_be_called_like_a_launcher(folder):
@@ -214,9 +223,10 @@ def test_a_start_that_cannot_be_passed_on_says_what_to_do(typed, words, monkeypa
         parse_workload(first, rest)
 
 
-def test_a_whole_command_in_quotes_is_named():
+@pytest.mark.parametrize("length", [1, 300])
+def test_a_whole_command_in_quotes_is_named(length):
     with pytest.raises(UserError, match="type its words without quotes around all"):
-        parse_workload("train.py --lr 1", [])
+        parse_workload("train.py --name " + "a" * length, [])
 
 
 def test_a_command_line_can_be_typed_again(folder):

@@ -81,7 +81,7 @@ def reader_language(arguments: Sequence[str] = ()) -> str:
     >>> reader_language(["measure", "--lang", "ko"]), reader_language(["check", "--lang=en"])
     ('ko', 'en')
     """
-    own = itertools.takewhile(lambda word: not word.endswith(".py"), arguments)
+    own = itertools.takewhile(lambda word: word != "-m" and not word.endswith(".py"), arguments)
     asked = ASKED.search(" ".join(own))
     place = next((os.environ[name] for name in LOCALE if os.environ.get(name)), "")
     return "ko" if (asked[1] if asked else place).startswith("ko") else "en"

@@ -45,7 +45,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
 
     PATH is a Python file or a folder. Nothing of it is imported or run.
     """
-    from flatout.records.files import BYTES
+    from flatout.records.files import BYTES, STDOUT
     from flatout.reporting.check import check_github, check_text
     from flatout.reporting.documents import write_json
     from flatout.workflow import check as checking
@@ -59,6 +59,8 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         found = checking.fix(found, suggested=suggested)
     if json_path:
         write_json(found.to_json(), json_path)
+    if json_path == STDOUT:
+        return found.exit_code
     if diff:
         click.echo(checking.diff(found).encode(*BYTES), nl=False)
     elif output == "text":

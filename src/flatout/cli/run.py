@@ -1,8 +1,6 @@
 """The command `run`."""
 
-import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -98,7 +96,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     script that was written for one GPU trains on several, each with its part of every batch. The
     script keeps its terminal, its files and its seeds, and its exit code is flatout's.
     """
-    from flatout.launch.workloads import parse_workload
+    from flatout.launch.workloads import parse_workload, words_of
     from flatout.records.errors import UserError
     from flatout.records.recipe import Recipe
     from flatout.reporting.documents import ensure_file_writable, write_json
@@ -139,13 +137,13 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         plan=read_plan(plan_path) if plan_path else None,
         adapts=on_oom == "adapt",
         language=language,
-        resume_arguments=tuple(shlex.split(resume_args)),
+        resume_arguments=tuple(words_of(resume_args)),
     )
     recipe = read_recipe(recipe_path, may_spread=True) if recipe_path else Recipe()
     if recipe.parallel is not None and spread is None:
         spread = recipe.parallel.world_size
-    elif recipe.num_ranks > 1 and spread is None:
-        workload = replace(workload, ranks=recipe.num_ranks)
+    elif spread is None:
+        workload = workload.under(recipe)
     if spread is not None:
         workload, recipe = spread_over(
             workload,

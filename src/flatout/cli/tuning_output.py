@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,30 +137,35 @@ def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) 
     ensure_writable(options.out)
     if form.json_path:
         ensure_file_writable(form.json_path)
-    try:
-        language = form.language
-        with display(options.budget_s, is_quiet=form.is_quiet, language=language) as tell:
-            ablation = tune(workload, options, tell)
-    except BaselineFailedError as error:
-        return show_failure(error, workload, form.language)
-    # The table first: should the disk be full, nothing is lost.
     place = place_of(workload, options.out)
-    text = render_ablation(
-        ablation,
-        place=place,
-        width=terminal_width(),
-        details=form.details,
-        language=form.language,
-        article=form.article,
-    )
-    show(text)
-    write_reports(ablation, options.out, place, form.language)
-    if form.json_path:
-        write_json(ablation.to_json(), form.json_path)
+    # The table first: should the disk be full, nothing is lost. Nor is anything where no one reads
+    # the table any more, as after Ctrl-C with `| tee`, or a terminal that was closed.
+    with ExitStack() as at_last:
+        try:
+            with display(options.budget_s, is_quiet=form.is_quiet, language=form.language) as tell:
+                ablation = tune(workload, options, tell)
+                at_last.callback(_write_all, ablation, options.out, place, form)
+        except BaselineFailedError as error:
+            return show_failure(error, workload, form.language)
+        text = render_ablation(
+            ablation,
+            place=place,
+            width=terminal_width(),
+            details=form.details,
+            language=form.language,
+            article=form.article,
+        )
+        show(text)
     pictures = "ladder.svg, stages.svg" if (options.out / STAGES).exists() else "ladder.svg"
     names = f"ladder.html, {pictures}, report.md, ablation.json, {RECIPE}"
     show(messages(form.language)("tuning.files", out=options.out, names=names) + "\n")
     return INTERRUPTED if ablation.stopped == "interrupted" else 0
+
+
+def _write_all(ablation: Ablation, out: Path, place: ResultPlace, form: ReportForm) -> None:
+    write_reports(ablation, out, place, form.language)
+    if form.json_path:
+        write_json(ablation.to_json(), form.json_path)
 
 
 def show_failure(error: BaselineFailedError, workload: Workload, language: str) -> int:

@@ -464,7 +464,7 @@ def _trace(
         raise NotProvenError(f"its forward sets {', '.join(sorted(kept))} on the module")
     if drawn:
         # The graph holds what was drawn this once, or the branch that was taken by it.
-        raise NotProvenError(f"its forward draws from {', '.join(drawn)} by itself")
+        raise NotProvenError(f"its forward draws from {', '.join(drawn)} on its own")
     _summarize(graph)
     return graph
 

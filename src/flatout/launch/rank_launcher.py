@@ -3,9 +3,9 @@
 torchrun starts and supervises them. Only rank 0 has the terminal, and only what it writes stays:
 the others write into an overlay of the working folder, where each finds again what it has written.
 
-Run as a file: `python -P rank_launcher.py RANKS RESTARTS APART COMMAND...`, where APART is 0 for a
-command that writes on all ranks what belongs together. torchrun starts it again in each rank, where
-it becomes the command.
+Run as a module, with RANKS RESTARTS APART COMMAND..., where APART is 0 for a command that writes on
+all ranks what belongs together. torchrun starts it again in each rank, where it becomes the
+command.
 """
 
 import os
@@ -18,7 +18,8 @@ from pathlib import Path
 from flatout.hardware.limits import usable_cores
 from flatout.launch.overlay import can_overlay, enter_overlay
 from flatout.launch.trial_folders import announce
-from flatout.launch.trial_process import scratch_root
+from flatout.launch.trial_process import RANK_LAUNCHER, scratch_root
+from flatout.records.files import module_command
 
 START = "start"
 LAST_LINES = 15
@@ -54,7 +55,8 @@ def launch(ranks: int, restarts: int, apart: str, command: Sequence[str]) -> int
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    start = [sys.executable, "-P", __file__, START, str(folder), apart, level or "", *command]
+    words = [START, str(folder), apart, level or "", *command]
+    start = module_command(sys.executable, RANK_LAUNCHER, *words)
     try:
         limits = [*_hosts(ranks), "--max-restarts", str(restarts)]
         arguments = [*limits, "--no-python", *start]

@@ -20,7 +20,7 @@ from typing import Any
 
 from flatout.agent.bootstrap import SPEC_VARIABLE
 from flatout.agent.events import ELSEWHERE, EMPTY
-from flatout.agent.journal_file import JOURNAL_NAME
+from flatout.agent.journal_file import JOURNAL_NAME, is_at_or_below
 from flatout.agent.processes import kill_descendants, kill_started_with
 from flatout.hardware.limits import MemoryShortage, memory_shortage
 from flatout.launch import trial_folders as jobs
@@ -36,7 +36,7 @@ from flatout.launch.trial_folders import (
     user_name,
 )
 from flatout.records.errors import UserError
-from flatout.records.files import SOURCE, private_folder, with_boot
+from flatout.records.files import SOURCE, module_command, private_folder, with_boot
 from flatout.records.input_files import MAX_OWN_BYTES, read_json
 from flatout.records.json_records import from_plain, to_plain
 from flatout.records.secrets import hide_in_text
@@ -54,7 +54,7 @@ TRY_OVERLAY = (
     "import sys, pathlib; sys.path.append(sys.argv[1]); from flatout.launch import overlay; "
     "overlay.enter_overlay(*map(pathlib.Path, sys.argv[2:]))"
 )
-RANK_LAUNCHER = Path(__file__).with_name("rank_launcher.py")
+RANK_LAUNCHER = "flatout.launch.rank_launcher"
 POLL_S = 0.02
 PATIENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that wait until the user's files are as before."""
@@ -263,17 +263,18 @@ def clean_up_stale_trials() -> int:
 
 def command_of(workload: Workload) -> list[str]:
     """Return the argv that runs the workload, exactly as a user would, or in several ranks."""
+    python = [workload.python, *workload.python_options]
     if workload.is_task:
         module = "parallel.task_ranks" if workload.is_spread else "agent.task_runner"
-        command = [workload.python, "-m", f"flatout.{module}", workload.target]
+        command = [*python, "-m", f"flatout.{module}", workload.target]
     elif workload.target.startswith("-m "):
-        command = [workload.python, "-m", workload.target[3:], *workload.arguments]
+        command = [*python, "-m", workload.target[3:], *workload.arguments]
     else:
-        command = [workload.python, workload.target, *workload.arguments]
+        command = [*python, workload.target, *workload.arguments]
     if workload.ranks == 1:
         return command
     options = [str(workload.ranks), str(workload.restarts), str(int(not workload.is_spread))]
-    return [workload.python, "-P", str(RANK_LAUNCHER), *options, *command]
+    return module_command(workload.python, RANK_LAUNCHER, *options, *command)
 
 
 def armed_environment(environment: Mapping[str, str], child_spec: Path) -> dict[str, str]:
@@ -312,7 +313,7 @@ def _supervisor_spec(
                 seed=options.seed,
                 descendants_end=True,
                 undo=str(folder),
-                not_journaled=tuple(not_journaled(environment)),
+                not_journaled=tuple(not_journaled(environment, cwd)),
             )
         ),
     }
@@ -340,22 +341,24 @@ def input_file() -> str | None:
     return f"/proc/{os.getpid()}/fd/{descriptor}" if is_file else None
 
 
-def not_journaled(environment: Mapping[str, str]) -> list[str]:
+def not_journaled(environment: Mapping[str, str], folder: Path) -> list[str]:
     """Return the folders whose content is no one's: devices, caches, temporary files.
 
-    Memory in /dev/shm is among them: each process would copy what others made there for a batch.
+    Memory in /dev/shm is among them: each process would copy what others made there for a batch. A
+    cache that holds the script's folder is not: what is there is the user's.
     """
     home = _home() or scratch_root()
     named = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME", "TORCH_HOME", "TMPDIR")
-    return [
-        *("/dev", "/proc", "/sys"),
-        str(scratch_root()),
+    caches = [
         str(environment.get("XDG_CACHE_HOME") or home / ".cache"),
         str(Path(tempfile.gettempdir()) / f"torchinductor_{user_name()}"),
         # Triton's own: rolled back, every kernel would be compiled and tuned again in each trial.
         str(Path(environment.get("TRITON_HOME") or home) / ".triton"),
         *(environment[name] for name in named if environment.get(name)),
     ]
+    here = os.path.realpath(folder)
+    others = [cache for cache in caches if not is_at_or_below(here, os.path.realpath(cache))]
+    return ["/dev", "/proc", "/sys", str(scratch_root()), *others]
 
 
 def _read_ending(folder: Path) -> dict[str, Any]:

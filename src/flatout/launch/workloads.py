@@ -4,9 +4,11 @@ import ast
 import difflib
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -24,7 +26,7 @@ LAUNCHERS = {
 """Commands that start the ranks of a training, and the modules that they are."""
 PYTHON = re.compile(r"(.*/)?python[\d.]*")
 HARMLESS = ("-u", "-B", "-s")
-"""Options of Python that change nothing about a training's speed or numbers."""
+"""Options of Python that are passed on: no training is slower or another one for them."""
 SETTING = re.compile(r"[A-Za-z_]\w*=")
 
 
@@ -38,7 +40,12 @@ def parse_workload(target: str, arguments: Sequence[str]) -> Workload:
     Raises:
         UserError: if there is no such script, module or Task, or it cannot be run.
     """
-    target, *arguments = _unwrapped([target, *arguments])
+    options: list[str] = []
+    target, *arguments = _unwrapped([target, *arguments], options)
+    return replace(_workload(target, arguments), python_options=tuple(options))
+
+
+def _workload(target: str, arguments: list[str]) -> Workload:
     if target == MODULE:
         return _module(arguments)
     path, colon, name = target.rpartition(":")
@@ -50,25 +57,42 @@ def parse_workload(target: str, arguments: Sequence[str]) -> Workload:
     return Workload(target=target, arguments=tuple(arguments), python=sys.executable)
 
 
-def _unwrapped(words: list[str]) -> list[str]:
-    """Return the words from the script, or `-m`, on: what they begin with is how it is started."""
+def words_of(text: str) -> list[str]:
+    """Return the words of a text, split as a shell does.
+
+    Raises:
+        UserError: if a quotation is not closed in it.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{text!r} cannot be split into words: {error}") from None
+
+
+def _unwrapped(words: list[str], options: list[str]) -> list[str]:
+    """Return the words from the script, or `-m`, on: what they begin with is how it is started.
+
+    Python's own options among them are added to `options`.
+    """
     first, *rest = words
     if SETTING.match(first) and not Path(first).exists():
         raise UserError(f"{first} sets a variable: put it before flatout, as before python")
     if first in RUNNERS and rest[:1] == ["run"]:
         return _unwrapped(
-            _script_after(f"{first} run", rest[2:] if rest[1:2] == ["--"] else rest[1:])
+            _script_after(f"{first} run", rest[2:] if rest[1:2] == ["--"] else rest[1:]), options
         )
     if PYTHON.fullmatch(first):
         _check_same_python(first)
         while rest[:1] and rest[0] in HARMLESS:
-            del rest[0]
+            options.append(rest.pop(0))
         return _script_after(first, rest)
     for launcher, module in LAUNCHERS.items():
         if tuple(words[: len(launcher)]) == launcher:
             return [MODULE, module, *words[len(launcher) :]]
-    installed = Path(sys.executable).with_name(Path(first).name)
-    is_command = first == installed.name and installed.is_file() and not Path(first).exists()
+    installed = Path(sys.executable).parent / first
+    # Not `installed.is_file()`, which raises for a name that is too long.
+    is_installed = first == installed.name and os.path.isfile(installed)  # noqa: PTH113
+    is_command = is_installed and not Path(first).exists()
     return [str(installed), *rest] if is_command else words
 
 
@@ -124,9 +148,10 @@ def _task(path: Path, name: str, arguments: Sequence[str]) -> Workload:
 
 
 def _check_script(path: Path) -> None:
-    if path.is_dir():
+    # Not `path.is_dir()`, which raises for a name that is too long, as a whole command in quotes.
+    if os.path.isdir(path):  # noqa: PTH112
         raise UserError(f"{path} is a folder, not a script{_instead(path)}")
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110
         if " " in path.name.strip():
             raise UserError(
                 f"there is no script '{path}'; type its words without quotes around all"

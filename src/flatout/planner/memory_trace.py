@@ -173,7 +173,7 @@ class _Process:
             "arguments": list(self.workload.arguments),
             "folder": str(self.folder),
             "replies": theirs,
-            "not_journaled": not_journaled(self.environment),
+            "not_journaled": not_journaled(self.environment, self.workload.folder),
             "input": input_file(),
         }
         path = self.folder / "spec.json"

@@ -25,6 +25,8 @@ class Workload:
     """Working directory of the run."""
     python: str = "python"
     """The interpreter that runs it."""
+    python_options: tuple[str, ...] = ()
+    """What the interpreter is given in front of the script, such as `-u`."""
     is_task: bool = False
     ranks: int = 1
     """Processes that run it together, each with its part of every batch."""

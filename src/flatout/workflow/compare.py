@@ -56,7 +56,7 @@ def compare(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Contra
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(
-            f"a document says {schemas[0]} but does not hold one ({error}); write it anew"
+            f"a document says {schemas[0]} but does not hold one ({error}); write it again"
         ) from error
 
 

@@ -185,7 +185,7 @@ def _check_apart(target: str, folder: Path) -> None:
     """Refuse a store inside its own source: the next look at the source would find it there."""
     source = Path(target).expanduser()
     if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
-        raise UserError(f"{folder} lies in {target}, which is packed; choose a folder beside it")
+        raise UserError(f"{folder} is in {target}, which is packed; choose a folder outside it")
 
 
 def _opened(target: str, folder: Path, options: PackOptions) -> Source:

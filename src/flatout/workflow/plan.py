@@ -122,9 +122,7 @@ def plan(
         UserError: if the GPU is unknown, or nothing can be predicted; says why.
     """
     if options.gpu is None and "--gpu" in arguments:
-        raise UserError(
-            "--gpu stands behind the script, whose own option it then is; put it before"
-        )
+        raise UserError("--gpu comes after the script, whose own option it then is; put it before")
     clean_up_stale_trials()
     ground = ground_of(options)
     if options.profile is not None:
@@ -260,7 +258,7 @@ def _check_has_step(stream: MemoryStream) -> None:
     if not any(mark.phase is Phase.BACKWARD for mark in stream.marks):
         raise UserError(
             "no backward pass was seen, so there is no training step to plan; "
-            "'flatout measure' tells whether the script makes steps at all"
+            "'flatout measure' shows whether the script makes steps at all"
         )
 
 

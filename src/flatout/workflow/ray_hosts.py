@@ -20,6 +20,7 @@ from typing import Any
 from flatout.agent.processes import die_with_parent
 from flatout.launch.rank_launcher import IS_FIRST, THREADS
 from flatout.records.errors import UserError
+from flatout.records.files import module_command
 
 POLL_S = 0.1
 REACH_S = 10.0
@@ -222,7 +223,7 @@ def _train(words: Sequence[str], folder: str, *, is_first: bool) -> Iterator[byt
     environment = {name: value for name, value in os.environ.items() if name != THREADS}
     environment[IS_FIRST] = str(int(is_first))
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "flatout", *words],
+        module_command(sys.executable, "flatout", *words),
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,

@@ -185,7 +185,7 @@ def _named_job(folder: Path) -> dict[str, Any]:
     if facts is None:
         raise UserError(
             f"{folder} is not the folder of a running job; 'flatout watch' without a folder finds "
-            f"the newest one, and they lie in {scratch_root()}"
+            f"the newest one, and they are in {scratch_root()}"
         )
     if not lives(facts):
         raise UserError(f"the job of {folder} has ended: its flatout process is gone")

@@ -48,7 +48,7 @@ SEED, TROUBLE = 0, 1
 TROUBLES = (
     "",
     "worker_init_fn changes the data set, which it can do once only to the same copy",
-    "the iterable data set counts in an attribute, which a fresh copy starts anew",
+    "the iterable data set counts in an attribute, which a fresh copy starts again",
     "the data set makes a random number generator of its own in its workers",
 )
 _numpy_seed: Callable[[int, int], Any] = getattr(torch_worker, "_generate_state", lambda *_: None)
