@@ -1,6 +1,8 @@
 """Which way workers start, from facts that are made up."""
 
+import io
 import multiprocessing
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,29 @@ def test_an_open_file_is_not_shared_by_forked_workers(spawning):
         pytest.raises(NotApplicable, match="in each worker"),
     ):
         start_with({"dataset": numbers, "num_workers": 0})
+
+
+def test_nor_is_it_where_fork_is_the_usual_method(tmp_path):
+    numbers = Numbers()
+    asked = {"dataset": numbers, "num_workers": 0, "multiprocessing_context": "fork"}
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as numbers.archive:
+        numbers.archive.writestr("a", "text")
+
+    with (
+        zipfile.ZipFile(tmp_path / "a.zip") as numbers.archive,
+        pytest.raises(NotApplicable, match=r"dataset\.archive\.fp is an open file.*each worker"),
+    ):
+        start_with(asked)
+    assert start_with(asked) == asked  # closed by now
+
+
+def test_files_in_memory_files_of_output_and_a_script_s_own_workers_are_in_no_way(tmp_path):
+    numbers = Numbers()
+    numbers.memory = io.BytesIO(b"text")
+    with (tmp_path / "log").open("w") as numbers.log:
+        assert start_with({"dataset": numbers, "num_workers": 0}).keys() >= {"dataset"}
+    with Path(__file__).open("rb") as numbers.file:
+        assert start_with({"dataset": numbers, "num_workers": 1})["num_workers"] == 1
 
 
 def test_the_reason_travels_with_the_loader_and_its_batches_are_the_script_s(spawning):

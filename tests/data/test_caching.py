@@ -63,6 +63,28 @@ def test_samples_made_by_workers_are_there_for_everybody():
     assert store_of(data).count == 30
 
 
+class RarelyRandom(Squares):
+    """One of which few samples are augmented, as those of a rare class."""
+
+    def __getitem__(self, index):
+        return torch.rand(()) if index == 7 else torch.tensor(index)
+
+
+class RarelyRandomBatched(RarelyRandom, Batched):
+    pass
+
+
+@pytest.mark.parametrize("kind", [RarelyRandom, RarelyRandomBatched])
+def test_a_sample_that_draws_is_never_kept(kind):
+    data = kept(kind())
+
+    first, again = (data.__getitems__([0, 1]) + data.__getitems__([6, 7]) for _ in range(2))
+
+    assert first[:3] == again[:3]
+    assert first[3] != again[3]
+    assert store_of(data).count >= 2
+
+
 def test_what_does_not_fit_is_made_anew_and_is_right():
     source = Squares()
 

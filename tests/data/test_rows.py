@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import flatout.data
@@ -24,6 +25,7 @@ class Mixed(Dataset):
             "number": index,
             "share": index / 7,
             "is_odd": bool(index % 2),
+            "list": [index, index + 1],
         }
 
 
@@ -67,9 +69,25 @@ def test_every_field_is_gathered_as_single_samples_give_it(data):
     assert isinstance(found, Gathered)
     batch, expected = flatout.data.collate(found), default_collate([data[i] for i in indices])
     assert batch.keys() == expected.keys()
-    for name, column in expected.items():
-        assert batch[name].dtype == column.dtype
-        assert torch.equal(batch[name], column)
+    assert_close(batch, expected, rtol=0, atol=0)
+
+
+def scaled(samples):
+    """A collation that changes the samples, as many do."""
+    samples.sort(key=lambda sample: -sample["number"])
+    samples.pop()
+    for sample in samples:
+        sample["share"] = sample["share"] * 100
+    return flatout.data.collate(samples)
+
+
+def test_a_collation_may_change_the_samples_of_a_batch(data):
+    indices = [3, 39, 0, 17]
+
+    batch = scaled(data.__getitems__(indices))
+
+    assert_close(batch, scaled([data[index] for index in indices]), rtol=0, atol=0)
+    assert batch["share"].tolist() == [100 * (n / 7) for n in batch["number"].tolist()]
 
 
 def test_an_epoch_gives_each_sample_once_in_the_sampler_s_order(data):

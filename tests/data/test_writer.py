@@ -95,6 +95,32 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path, method):
     assert digest(tmp_path / "one") == digest(tmp_path / "two")
 
 
+OPEN_FILE = """
+import time
+from tests.data.packs import Items
+class Records(Items):
+    def __getitem__(self, index):
+        self.items.seek(index)
+        time.sleep(0.001)  # another worker may move the place of a file that they share
+        return self.items.read(1)
+    def __len__(self): return 120
+data = Records(open({path!r}, "rb", buffering=0))
+"""
+
+
+def test_forked_workers_do_not_move_a_file_that_the_data_set_has_open(tmp_path):
+    if sys.version_info >= (3, 12):
+        pytest.skip("forking a process that has threads is an error in the tests from 3.12 on")
+    (tmp_path / "records").write_bytes(bytes(range(120)))
+    (tmp_path / "opens.py").write_text(OPEN_FILE.format(path=str(tmp_path / "records")))
+
+    packed(f"{tmp_path}/opens.py:data", tmp_path / "a", shard_bytes=50, workers=3, method="fork")
+
+    store = PackedStore(tmp_path / "a")
+    found = [bytes(store.parts(place)[0]) for place in store.by_original]
+    assert b"".join(found) == bytes(range(120))
+
+
 def test_a_finished_pack_is_left_alone(tmp_path):
     source = image_folder(tmp_path / "photos")
     packed(source, tmp_path / "a")

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from flatout.cli import call
 from flatout.records.errors import UserError
@@ -67,6 +68,13 @@ def test_a_damaged_image_is_left_out(tmp_path):
     next(photos.rglob("*.jpeg")).write_bytes(b"\xff\xd8\xff broken")
 
     assert compare_formats(str(photos)).images == 3
+
+
+def test_an_image_that_webp_cannot_hold_is_left_out(tmp_path):
+    photos = image_folder(tmp_path / "photos", count=4)
+    Image.new("L", (17_000, 2)).save(photos / "cat/wide.png")
+
+    assert compare_formats(str(photos)).images == 4
 
 
 def test_images_of_a_tar_have_no_rate_of_storage(tmp_path):

@@ -79,6 +79,18 @@ def test_of_what_takes_more_a_sample_is_packed_and_cost_and_command_are_named(pi
     assert 16 * 16 * 3 <= cost.sample.mean_bytes < 2 * 16 * 16 * 3
 
 
+@pytest.mark.parametrize("budget_s", [1e6, 1e-6])
+def test_of_parquet_nothing_that_was_written_out_is_left(pictures, tmp_path, budget_s):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"label": list(range(100))}), tmp_path / "a.parquet")
+
+    cost = pack_for_tuning(str(tmp_path / "a.parquet"), tmp_path, budget_s, lambda _: None)
+
+    assert cost.samples == 100
+    assert list(tmp_path.rglob("*.arrow")) == []
+
+
 def test_the_sample_grows_with_the_budget_and_is_kept_for_a_tuning_that_goes_on(
     pictures, tmp_path, monkeypatch
 ):

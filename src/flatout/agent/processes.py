@@ -2,8 +2,10 @@
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +18,8 @@ CLEAN_UP_S = 5.0
 """How long it may take to remove the memory of those that are gone: a tracker of Python's needs
 milliseconds, torch's manager waits 2 s for others that may come."""
 
+OPEN_FILES = "/proc/self/fd"
+"""Where Linux lists a process's open files, and opens each of them once more."""
 EXEC_S = 0.02
 """How long a process may take from its start to its program, in which it cannot be told apart."""
 
@@ -44,6 +48,33 @@ def die_with_lasting_parent() -> None:
         listed = Path(f"/proc/{parent}/task/{parent}/children").read_text()
         if str(os.getpid()) in listed.split():
             die_with_parent(parent)
+
+
+def reopen_files() -> None:
+    """Give this process, a forked copy, places of its own in the files that are open for reading.
+
+    Copies share the place in a file: a data set that reads an open one would move it for the
+    script, and find it moved by other copies. Files that can be written stay shared: output goes on
+    where it ended. Without /proc nothing is done.
+    """
+    with contextlib.suppress(OSError):
+        for path in Path(OPEN_FILES).iterdir():
+            with contextlib.suppress(OSError):  # closed since, or not to be opened once more
+                _reopen(int(path.name))
+
+
+def _reopen(descriptor: int) -> None:
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    is_read = flags & os.O_ACCMODE == os.O_RDONLY
+    if not is_read or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return
+    place = os.lseek(descriptor, 0, os.SEEK_CUR)
+    own = os.open(f"{OPEN_FILES}/{descriptor}", flags | os.O_CLOEXEC)
+    try:
+        os.lseek(own, place, os.SEEK_SET)
+        os.dup2(own, descriptor, inheritable=os.get_inheritable(descriptor))
+    finally:
+        os.close(own)
 
 
 def adopt_orphans() -> None:

@@ -8,10 +8,13 @@ a technique brings in, `note_start` notes how any loader's start.
 
 import ast
 import copy
+import io
 import multiprocessing
+import os
+import stat
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import context as contexts
 from multiprocessing.reduction import ForkingPickler
@@ -118,6 +121,8 @@ class StartFacts:
     is_cuda_in_use: bool = False
     cuda_holder: str = ""
     """Which part of what workers get holds CUDA tensors; empty for none."""
+    open_file: str = ""
+    """Which part of what forked workers get is a file that is open; empty for none."""
 
 
 def start_facts(arguments: Mapping[str, Any]) -> StartFacts:
@@ -128,6 +133,7 @@ def start_facts(arguments: Mapping[str, Any]) -> StartFacts:
     holder = find_cuda(given) if in_use else ""
     asked, has_workers = name_of(context), bool(arguments.get("num_workers"))
     may_be_fresh = (asked or usual) != FORK
+    will_be_copies = not may_be_fresh and not has_workers
     return StartFacts(
         asked=asked,
         usual=usual,
@@ -136,6 +142,7 @@ def start_facts(arguments: Mapping[str, Any]) -> StartFacts:
         trouble=find_trouble(given) if may_be_fresh and not has_workers else "",
         is_cuda_in_use=in_use,
         cuda_holder=holder,
+        open_file=find_open_file(given) if will_be_copies else "",
     )
 
 
@@ -196,22 +203,49 @@ def find_repeated_line() -> str:
     return f"line {lines[-1]} of {Path(str(main.__file__)).name}"
 
 
-def find_cuda(thing: Any, name: str = "", depth: int = 0) -> str:
+def find_cuda(thing: Any) -> str:
     """Return the path to the first CUDA tensor in an object; empty for none.
 
     The name of a device is none: settings hold it that no worker looks at.
     """
+    return _find(thing, _is_on_cuda)
+
+
+def find_open_file(thing: Any) -> str:
+    """Return the path to the first file in an object that is open for reading; empty for none."""
+    return _find(thing, _is_open_file)
+
+
+def _find(
+    thing: Any, is_wanted: Callable[[Any], bool | None], name: str = "", depth: int = 0
+) -> str:
+    """Return the path to the first part that is wanted; where it is None, it is looked into."""
+    found = is_wanted(thing)
+    if found is not None:
+        return name if found else ""
+    below = (
+        _find(part, is_wanted, f"{name}.{label}" if name else label, depth + 1)
+        for label, part in (_parts(thing) if depth < MAX_DEPTH else ())
+    )
+    return next(filter(None, below), "")
+
+
+def _is_on_cuda(thing: Any) -> bool | None:
     import torch
 
     if isinstance(thing, torch.nn.Module):
-        thing = next(thing.parameters(), None)
-    if isinstance(thing, torch.Tensor):
-        return name if thing.is_cuda else ""
-    found = (
-        find_cuda(part, f"{name}.{label}" if name else label, depth + 1)
-        for label, part in (_parts(thing) if depth < MAX_DEPTH else ())
-    )
-    return next(filter(None, found), "")
+        first = next(thing.parameters(), None)
+        return first is not None and first.is_cuda
+    return thing.is_cuda if isinstance(thing, torch.Tensor) else None
+
+
+def _is_open_file(thing: Any) -> bool | None:
+    if not isinstance(thing, io.IOBase):
+        return None
+    try:
+        return thing.readable() and stat.S_ISREG(os.fstat(thing.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False  # in memory, or closed
 
 
 def _parts(thing: Any) -> Iterable[tuple[str, Any]]:
@@ -349,6 +383,11 @@ def choose_start(facts: StartFacts) -> Start:
         raise NotApplicable(
             f"{facts.cuda_holder} is on CUDA: a forked worker cannot use it, and a fresh one would "
             "send memory that is gone when the worker ends; keep the samples on the host"
+        )
+    if method == FORK and facts.open_file:
+        raise NotApplicable(
+            f"{facts.open_file} is an open file, and forked workers would share the place in it: "
+            "open it in each worker"
         )
     return Start(method=method)
 

@@ -297,10 +297,18 @@ def kept_or_made(dataset: Any, index: Any) -> Any:
     found = store.find(key) if key is not None else None
     if found is not None:
         return decode(found)
+    streams = _streams()
     sample = source[index]
-    if key is not None:
+    # A few samples were looked at: another one may be augmented, as those of a rare class.
+    if key is not None and not streams.are_moved():
         store.add(key, encode(sample))
     return sample
+
+
+def _streams() -> Any:
+    from flatout.data.proof.random_streams import Streams
+
+    return Streams()
 
 
 def _reading(self: Any) -> AbstractContextManager[None]:
@@ -321,11 +329,13 @@ def _get_many(self: Any, indices: Any) -> list[Any]:
     keys = [key_of(index, source) for index in indices]
     found = [store.find(key) if key is not None else None for key in keys]
     missing = [index for index, view in zip(indices, found, strict=True) if view is None]
+    streams = _streams() if missing else None
     made = iter(_made(self, missing) if missing else ())
+    can_keep = streams is not None and not streams.are_moved()
     samples = []
     for key, view in zip(keys, found, strict=True):
         sample = next(made) if view is None else decode(view)
-        if view is None and key is not None:
+        if view is None and key is not None and can_keep:
             store.add(key, encode(sample))
         samples.append(sample)
     return samples

@@ -46,8 +46,13 @@ class Redirect:
 
     @cached_property
     def found(self) -> dict[str, int]:
-        """The place of each image by its path below the root."""
-        return {os.path.normpath(name): place for place, name in enumerate(self.store.names)}
+        """The place of each image by its path below the root; tables may name whole paths."""
+        packed_root = str(self.store.header.source["root"])
+        names = (
+            os.path.relpath(name, packed_root) if name.startswith(os.sep) else name
+            for name in self.store.names
+        )
+        return {os.path.normpath(name): place for place, name in enumerate(names)}
 
     @cached_property
     def by_folder(self) -> dict[str, list[int]]:

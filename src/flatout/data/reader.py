@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -307,32 +307,54 @@ class PackedDataset(Dataset[Any]):
         return values.build(self.header.structure, self._names, [transform(found[0]), *found[1:]])
 
 
-class Gathered(Sequence[Any]):
-    """Samples of a batch that already are in one tensor per field; `collate` takes these."""
+class Gathered(MutableSequence[Any]):
+    """Samples of a batch that already are in one tensor per field; `collate` takes these.
+
+    Single samples are made once one is asked for. From then on they are the batch: a collation of
+    the script's may change them, sort them and leave some out.
+    """
 
     def __init__(self, header: Header, columns: Sequence[torch.Tensor]) -> None:
         self.header = header
         self.columns = tuple(columns)
         self.names = tuple(field.name for field in header.fields)
 
+    @cached_property
+    def samples(self) -> list[Any]:
+        """The samples one by one."""
+        count, pairs = len(self), list(zip(self.header.fields, self.columns, strict=True))
+        rows = ([_given(field, column[index]) for field, column in pairs] for index in range(count))
+        return [values.build(self.header.structure, self.names, row) for row in rows]
+
     def __len__(self) -> int:
-        return len(self.columns[0])
+        return len(self.samples) if "samples" in vars(self) else len(self.columns[0])
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        found = [
-            _given(field, column[index])
-            for field, column in zip(self.header.fields, self.columns, strict=True)
-        ]
-        return values.build(self.header.structure, self.names, found)
+        return self.samples[index]
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
+    def __setitem__(self, index: Any, sample: Any) -> None:
+        self.samples[index] = sample
+
+    def __delitem__(self, index: Any) -> None:
+        del self.samples[index]
+
+    def insert(self, index: int, value: Any) -> None:
+        """Put a sample in front of another one."""
+        self.samples.insert(index, value)
+
+    def sort(self, **options: Any) -> None:
+        """Sort the samples as a list does."""
+        self.samples.sort(**options)
 
     def batch(self) -> Any:
         """Return the tensors in the structure of a sample."""
-        return values.build(self.header.structure, self.names, self.columns)
+        if "samples" in vars(self):
+            return default_collate(self.samples)
+        pairs = zip(self.header.fields, self.columns, strict=True)
+        found = [
+            list(column.unbind(1)) if field.holder == "list" else column for field, column in pairs
+        ]
+        return values.build(self.header.structure, self.names, found)
 
 
 class Stacked(list[Any]):

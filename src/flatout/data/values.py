@@ -90,8 +90,16 @@ def structure_of(sample: Any) -> tuple[str, tuple[str, ...], tuple[Any, ...]]:
     ('tuple', ('0', '1'), (b'x', 3))
     >>> structure_of({"text": "a"})
     ('dict', ('text',), ('a',))
+
+    Raises:
+        BadSample: if it is a mapping with a key that is no text.
     """
     if isinstance(sample, Mapping):
+        odd = [key for key in sample if not isinstance(key, str)]
+        if odd:
+            raise BadSample(
+                f"its key {odd[0]!r} is no text: make the data set return mappings by text"
+            )
         return "dict", tuple(map(str, sample)), tuple(sample.values())
     if type(sample) in (tuple, list) and not _is_list_of_numbers(sample) and sample != []:
         names = tuple(str(number) for number in range(len(sample)))
@@ -231,8 +239,16 @@ def _number_payload(field: Field, value: Any) -> bytes:
     return struct.pack(code, value)
 
 
-def _json_payload(_field: Field, value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+def _json_payload(field: Field, value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    read = json.loads(text)
+    # No number that is none equals another one.
+    if read != value and repr(read) != repr(value):
+        raise BadSample(
+            f"field {field.name!r} holds what would come back as something else, such as a tuple "
+            "or a key that is no text: make the data set return lists, and mappings by text"
+        )
+    return text.encode("utf-8")
 
 
 def _bytes_payload(_field: Field, value: Any) -> bytes:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from flatout.agent.processes import die_with_parent
+from flatout.agent.processes import die_with_parent, reopen_files
 from flatout.data.format import BadSample
 from flatout.records.errors import UserError
 
@@ -163,6 +163,7 @@ def _serve(pipe: Connection, job: Job, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the parent ends the crew
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
+    reopen_files()  # a forked worker has the data set that was opened here
 
     def tick(count: int) -> None:
         if os.getppid() != parent:

@@ -34,6 +34,8 @@ ROUNDS = 5
 """Each decodes every image in every format; the median round counts."""
 MAX_PIXELS = 256 << 20
 """Of all images together: their pixels and encodings stay in memory."""
+MAX_SIDE = 16_383
+"""WebP holds no longer one, and every format is to have the same images."""
 QUALITY = 90
 """Of the lossy formats, as `flatout pack --encode jpeg` has it."""
 PACKED = ("jpeg", "qoi", "zstd", "raw")
@@ -155,14 +157,20 @@ def _images(source: Source) -> list[bytes]:
     for number in numbers:
         try:
             payload = pictures.from_source(source.read(int(number))[at])
-            pixels += pictures.rgb_pixels(memoryview(payload)).size
+            decoded = pictures.rgb_pixels(memoryview(payload))
         except BadSample:
             continue
+        if max(decoded.shape) > MAX_SIDE:
+            continue
         found.append(payload)
+        pixels += decoded.size
         if pixels > MAX_PIXELS:
             break
     if not found:
-        raise UserError(f"none of {len(numbers)} images of the source can be decoded")
+        raise UserError(
+            f"none of {len(numbers)} images of the source can be decoded, with sides of at most "
+            f"{MAX_SIDE} pixels"
+        )
     return found
 
 

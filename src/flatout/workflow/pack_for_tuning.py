@@ -95,12 +95,10 @@ def pack_for_tuning(target: str, out: Path, budget_s: float, tell: Tell) -> Pack
     if (store / HEADER).is_file():
         kind = read_header(store).encoding.kind  # of this tuning, before it was interrupted
     else:
-        source = open_source(target, work=out / SAMPLE, on_bad=RAISE)
-        cost = cost_of(source, target, out)
+        cost = _cost_or_sample(target, out, budget_s, tell)
         kind = cost.encoding
-        if not cost.fits(budget_s):
-            header = _packed_sample(source, out / SAMPLE_STORE, cost, budget_s, tell)
-            return replace(cost, sample=_stored_sample(header, out / SAMPLE_STORE))
+        if cost.sample is not None:
+            return cost
     options = PackOptions(encoding=Encoding(kind=kind), workers=usable_cores())
     done = pack(target, store, options, tell)
     named = [part for part in os.environ.get(STORES, "").split(os.pathsep) if part]
@@ -113,6 +111,19 @@ def pack_for_tuning(target: str, out: Path, budget_s: float, tell: Tell) -> Pack
         free_bytes=0,
         is_packed=True,
     )
+
+
+def _cost_or_sample(target: str, out: Path, budget_s: float, tell: Tell) -> PackCost:
+    """Return what packing all takes, with a packed sample where that is too much."""
+    try:
+        source = open_source(target, work=out / SAMPLE, on_bad=RAISE)
+        cost = cost_of(source, target, out)
+        if cost.fits(budget_s):
+            return cost
+        header = _packed_sample(source, out / SAMPLE_STORE, cost, budget_s, tell)
+        return replace(cost, sample=_stored_sample(header, out / SAMPLE_STORE))
+    finally:
+        shutil.rmtree(out / SAMPLE, ignore_errors=True)  # all of a Parquet, written out as Arrow
 
 
 def cost_of(source: Source, target: str, out: Path) -> PackCost:

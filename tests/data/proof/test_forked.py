@@ -27,6 +27,18 @@ def test_a_large_result_comes_back_whole():
     assert in_fork(lambda: list(range(100_000)), 10) == list(range(100_000))
 
 
+def test_copies_have_places_of_their_own_in_a_file_that_is_open(tmp_path):
+    path = tmp_path / "numbers"
+    path.write_bytes(bytes(range(100)))
+    with path.open("rb", buffering=0) as file:
+        file.seek(10)
+
+        found = in_forks([lambda: list(file.read(2))] * 2, 10)
+
+        assert [answer["value"] for answer in found] == [[10, 11]] * 2
+        assert file.read(1) == b"\n"  # 10, as before
+
+
 @pytest.mark.chaos
 def test_what_it_raises_is_told():
     def fail():

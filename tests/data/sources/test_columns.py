@@ -58,6 +58,17 @@ def test_several_parquet_files_of_a_folder_are_one_set(tmp_path):
     check(tmp_path / "a")
 
 
+def test_names_in_capitals_are_of_the_set(tmp_path):
+    (tmp_path / "p").mkdir()
+    table = pa.table(rows())
+    pq.write_table(table.slice(0, 4), tmp_path / "p/A.PARQUET")
+    pq.write_table(table.slice(4), tmp_path / "p/b.parquet")
+
+    packed(tmp_path / "p", tmp_path / "a")
+
+    check(tmp_path / "a")
+
+
 @pytest.mark.parametrize("writer", ["new_file", "new_stream"])
 def test_arrow_files_and_streams_are_packed(tmp_path, writer):
     table = pa.table(rows())

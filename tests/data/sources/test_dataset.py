@@ -5,7 +5,7 @@ import torch
 import flatout.data
 from flatout.data.format import Encoding
 from flatout.records.errors import UserError
-from tests.data.packs import packed, photograph
+from tests.data.packs import packed, photograph, skipped_in
 
 SCRIPT = """
 import numpy as np
@@ -39,6 +39,8 @@ class Stream(IterableDataset):
     def __getitem__(self, i): raise TypeError
 stream = Stream()
 number = 3
+later = Items([{"a": []}, {"a": [[1, float("nan")]]}, {"a": [(1, 2)]}, {"a": [{1: 2}]}])
+numbered = Items([{0: 5, 1: 6}])
 """
 
 
@@ -72,6 +74,16 @@ def test_tensors_arrays_and_texts_come_back_as_what_they_were(script):
     assert found["s"] == "a"
 
 
+def test_what_would_come_back_as_something_else_is_a_bad_sample(script):
+    data = stored(script, "later", on_bad="skip")
+
+    assert repr([sample["a"] for sample in data]) == "[[], [[1, nan]]]"
+    skipped = skipped_in(script.parent / "later")
+    assert [(one["name"], one["reason"][:37]) for one in skipped] == [
+        (f"item {n}", "field 'a' holds what would come back ") for n in (2, 3)
+    ]
+
+
 def test_lists_stay_lists(script):
     found = stored(script, "lists")[1]
 
@@ -100,6 +112,7 @@ def test_workers_import_the_data_set_for_themselves(script):
         ("unsized", "its length raised AttributeError: no items yet"),
         ("large", "item 1: field 'a' is list here and array in the samples before"),
         ("deep", "item 1: field 'a' is list here and json in the samples before"),
+        ("numbered", "item 0: its key 0 is no text"),
         ("number", "is a int|raised TypeError"),
         ("tensor", "did you mean 'tensors'"),
     ],

@@ -46,6 +46,16 @@ def test_lines_of_text_are_samples_blank_ones_are_not(tmp_path, end):
     assert list(flatout.data.open(tmp_path / "a", order="source")) == ["one", "zw\u00f6lf", "three"]
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_mark_of_utf_8_is_no_text(tmp_path, name):
+    (tmp_path / name).write_text('{"a":1}\n{"a":2}\n', encoding="utf-8-sig")
+
+    packed(tmp_path / name, tmp_path / "a")
+
+    expected = [{"a": 1}, {"a": 2}] if name == "a.jsonl" else ['{"a":1}', '{"a":2}']
+    assert list(flatout.data.open(tmp_path / "a", order="source")) == expected
+
+
 def test_the_last_line_needs_no_end(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo")
 

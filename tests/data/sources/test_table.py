@@ -1,3 +1,5 @@
+import csv
+
 import pytest
 
 import flatout.data
@@ -97,3 +99,13 @@ def test_labels_with_leading_zeros_are_classes(tmp_path):
     data = opened(tmp_path / "a")
     assert data.classes == ("007", "01")
     assert data.targets == [0, 1]
+
+
+def test_long_texts_are_packed(tmp_path):
+    (tmp_path / "a.csv").write_text(f"text,label\n{'x' * 200_000},1\n")
+    limit = csv.field_size_limit()
+
+    packed(tmp_path / "a.csv", tmp_path / "a")
+
+    assert len(flatout.data.open(tmp_path / "a")[0]["text"]) == 200_000
+    assert csv.field_size_limit() == limit

@@ -72,6 +72,17 @@ def test_every_mark_of_a_pattern_finds_tars(tmp_path, pattern):
     assert len(open_source(str(tmp_path / pattern), work=tmp_path / "work")) == 2
 
 
+def test_tars_of_one_name_and_names_in_capitals_are_of_the_set(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        tar(tmp_path / folder / "s.tar", members(0, 1))
+    tar(tmp_path / "b/T.TAR", members(2))
+
+    assert packed(tmp_path / "?/s.tar", tmp_path / "both").samples == 4
+    assert len(set(flatout.data.open(tmp_path / "both").store.names)) == 4
+    assert packed(tmp_path / "b", tmp_path / "capitals").samples == 3
+
+
 def test_a_mark_in_the_name_of_a_tar_that_is_there_is_no_pattern(tmp_path):
     found = [tar(tmp_path / f"s[{number}].tar", members(number)) for number in range(2)]
 

@@ -50,6 +50,30 @@ class OwnGenerators(Numbers):
         return torch.tensor([index, *drawn], dtype=torch.float64)
 
 
+class KeepsAugmented(Augmented):
+    """A data set that keeps what it drew, which is gone with its worker."""
+
+    def __init__(self, length=12):
+        super().__init__(length)
+        self.kept = {}
+
+    def __getitem__(self, index):
+        if index not in self.kept:
+            self.kept[index] = super().__getitem__(index)
+        return self.kept[index]
+
+
+class KeepsFiles(Augmented):
+    """A data set that keeps what is the same each time, and draws each time."""
+
+    def __init__(self, length=12):
+        super().__init__(length)
+        self.kept = {}
+
+    def __getitem__(self, index):
+        return self.kept.setdefault(index, torch.tensor(index)) + super().__getitem__(index)
+
+
 class LateGenerator(Numbers):
     """A data set that makes its generator when its first sample is asked for."""
 

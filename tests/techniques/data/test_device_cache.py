@@ -48,6 +48,13 @@ class Noisy(Numbers):
         return torch.rand(2)
 
 
+class RarelyNoisy(Numbers):
+    """One of which few samples are augmented: those that are looked at are not."""
+
+    def __getitem__(self, index):
+        return torch.rand(()) if index == 7 else torch.tensor(float(index))
+
+
 def plain(arguments):
     return DataLoader(**arguments)
 
@@ -159,13 +166,17 @@ def test_loaders_whose_batches_cannot_be_picked(asked, words):
     ("dataset", "words"),
     [
         (Noisy(), "draws random numbers"),
+        (RarelyNoisy(40), "draws random numbers"),
         (Words(), "holds a str"),
         (Growing(), "do not stack"),
     ],
 )
 def test_sets_that_cannot_be_kept(dataset, words):
+    before = torch.get_rng_state()
+
     with pytest.raises(NotApplicable, match=words):
         DeviceCache().loader({"dataset": dataset, "batch_size": 4})
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_set_that_does_not_fit_is_said(monkeypatch):

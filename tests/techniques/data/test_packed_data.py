@@ -119,6 +119,20 @@ def test_batches_and_random_streams_are_those_of_the_files(photos, store, kind, 
     assert epoch(changed, num_workers=workers) == plain
 
 
+def test_a_table_may_name_its_files_by_whole_paths(tmp_path):
+    photos = image_folder(tmp_path / "photos", 6)
+    rows = "".join(f"{path},0\n" for path in sorted(photos.rglob("*.jpeg")))
+    (tmp_path / "photos.csv").write_text(f"path,label\n{rows}")
+    packed(tmp_path / "photos.csv", tmp_path / "a.packed", encoding=RAW)
+    plain = TorchvisionLike(photos)
+
+    found = read_from(plain, str(tmp_path / "a.packed"))
+
+    for path in plain.paths:
+        path.write_bytes(b"")
+    assert len({found[number][0].float().mean().item() for number in range(6)}) == 6
+
+
 def test_the_files_are_not_decoded_any_more(photos, store, tmp_path):
     moved = tmp_path / "photos"
     moved.mkdir()

@@ -18,6 +18,8 @@ from tests.techniques.data.samples import (
     Augmented,
     CountsEpochs,
     Epochs,
+    KeepsAugmented,
+    KeepsFiles,
     LateGenerator,
     Numbers,
     OwnGenerators,
@@ -80,6 +82,7 @@ DRAWING = {
     "global streams, spawned": {"dataset": Augmented(), "multiprocessing_context": "spawn"},
     "seeded by the script": {"dataset": Augmented(), "worker_init_fn": seed_by_worker},
     "generators of its own": {"dataset": OwnGenerators()},
+    "global streams, files kept": {"dataset": KeepsFiles()},
 }
 
 
@@ -101,6 +104,7 @@ def test_what_workers_draw_is_what_new_ones_would_draw(kind):
 
 
 STARTED_ANEW = {
+    "samples kept as they were drawn": ({"dataset": KeepsAugmented()}, "keeps augmented ones"),
     "a generator made late": ({"dataset": LateGenerator()}, "generator of its own in its workers"),
     "a count": ({"dataset": CountsEpochs()}, "counts in an attribute"),
     "a start that acts on the set": (

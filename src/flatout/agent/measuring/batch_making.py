@@ -18,7 +18,7 @@ import torch.utils.data.dataloader as loading
 
 from flatout.agent.hooks.loader import as_received
 from flatout.agent.nested import map_leaves
-from flatout.agent.processes import die_with_parent
+from flatout.agent.processes import die_with_parent, reopen_files
 from flatout.agent.samples import samples_in, size_chosen
 
 dataloader: Any = loading
@@ -134,6 +134,7 @@ class Company:
 
 def _make(loader: Any, made: "np.ndarray[Any, Any]") -> None:
     die_with_parent()
+    reopen_files()
     # What a sample prints or raises was said by the training process already.
     with contextlib.suppress(BaseException):
         torch.set_num_threads(1)

@@ -6,6 +6,7 @@ each epoch. `stand_in` makes a data set that looks like the script's own and giv
 """
 
 import dis
+import hashlib
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, Generic, TypeVar
 
-from flatout.data.proof.forked import ForkedError, in_fork
+from flatout.data.proof.forked import ForkedError, in_fork, in_forks
 from flatout.data.proof.reachable_functions import codes, is_of_library, reached
 from flatout.data.values import encode
 from flatout.records.errors import NotApplicable
@@ -133,6 +134,35 @@ def _examine(dataset: Any, indices: Sequence[int]) -> dict[str, Any]:
             return {"trouble": f"sample {index} is another one each time"}
         sizes.append(len(first))
     return {"sample_bytes": sum(sizes) // len(sizes)}
+
+
+REMEMBERED = 3
+"""Samples that are made again after themselves: one is kept, or the one before it is mixed in."""
+MEMORY_LIMIT_S = 10.0
+
+
+def remembers(dataset: Any, collate: Callable[[Any], Any]) -> bool:
+    """Return whether samples that were made before make others of the same draws.
+
+    So it is with one that keeps augmented samples, or counts how many it gave. Asked in forked
+    copies, of which two are fresh; what cannot be asked, or differs in any case, is False.
+    """
+    from flatout.data.proof.random_streams import generators_of, set_back
+
+    def batch(seed: int) -> str:
+        reseed(seed)
+        made = collate([dataset[index] for index in range(min(REMEMBERED, len(dataset)))])
+        return hashlib.blake2b(b"".join(encode(made))).hexdigest()
+
+    def later_batch() -> str:
+        generators = generators_of(dataset, collate=collate)
+        batch(1)
+        set_back(generators)
+        return batch(2)
+
+    found = in_forks([lambda: batch(2), lambda: batch(2), later_batch], MEMORY_LIMIT_S)
+    first, again, later = (answer.get("value") if answer else None for answer in found)
+    return None not in (first, later) and first == again != later
 
 
 def reseed(seed: int) -> None:

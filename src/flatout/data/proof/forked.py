@@ -1,9 +1,9 @@
 """Run a function in forked copies of this process and take its plain result.
 
 What the function does there leaves no trace here: random streams, caches and counters of the
-user's objects stay where they were. The copies are killed when they are done, so that no exit
-handler of the script runs in them, and what they started goes with them: each has a process group
-of its own.
+user's objects stay where they were, and so do the places in files that are open for reading. The
+copies are killed when they are done, so that no exit handler of the script runs in them, and what
+they started goes with them: each has a process group of its own.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from flatout.agent.processes import die_with_parent
+from flatout.agent.processes import die_with_parent, reopen_files
 
 
 class ForkedError(Exception):
@@ -92,6 +92,7 @@ def _end(pid: int) -> None:
 def _work_and_die(work: Callable[[], Any], pipe: int) -> None:
     try:
         die_with_parent()
+        reopen_files()
         _leave_group()
         _use_one_thread()
         answer: dict[str, Any] = {"value": work()}

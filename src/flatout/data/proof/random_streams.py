@@ -36,6 +36,14 @@ class Streams:
         parts = (self.torch.numpy().tobytes(), self.python, self.numpy)
         return hashlib.blake2b(pickle.dumps(parts), digest_size=16).hexdigest()
 
+    def are_moved(self) -> bool:
+        """Return whether anything was drawn from them since."""
+        return (
+            self.python != random.getstate()
+            or not torch.equal(self.torch, torch.default_generator.get_state())
+            or _plain(self.numpy) != _plain(np.random.get_state())
+        )
+
     def set_back(self) -> None:
         """Put them there again. A forked copy needs it: Python seeds `random` again there."""
         torch.default_generator.set_state(self.torch)
@@ -69,6 +77,8 @@ class EpochStreams:
 
     def __init__(self, then: Callable[[int], Any] | None = None) -> None:
         self.then = then
+        self.memory = ""
+        """Why workers that made samples make others than new ones would, where that is known."""
         self._shared = torch.zeros(2, dtype=torch.int64)
         self._shared.share_memory_()  # type: ignore[no-untyped-call]
 

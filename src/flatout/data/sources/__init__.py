@@ -4,7 +4,7 @@ from glob import has_magic
 from pathlib import Path
 
 from flatout.data.format import RAISE
-from flatout.data.sources.source import Source
+from flatout.data.sources.source import Source, files_of_kind
 from flatout.records.errors import UserError
 
 KINDS = (
@@ -57,7 +57,7 @@ def _folder(path: Path, work: Path, on_bad: str) -> Source:
     if ".tar" in suffixes:
         from flatout.data.sources.webdataset import open_tars
 
-        return open_tars(sorted(path.glob("*.tar")), on_bad=on_bad)
+        return open_tars(files_of_kind(path, (".tar",)), on_bad=on_bad)
     from flatout.data.sources.folder import open_folder
 
     return open_folder(path, on_bad=on_bad)

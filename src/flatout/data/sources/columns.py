@@ -19,6 +19,7 @@ from flatout.data import pictures, values
 from flatout.data.format import BadSample, Field
 from flatout.data.sources.source import (
     Contents,
+    files_of_kind,
     fingerprint_of,
     label_in,
     need_samples,
@@ -115,13 +116,13 @@ def _given(path: Path) -> list[Path]:
     if path.is_file():
         found = [path]
     else:
-        found = [item for item in sorted(path.iterdir()) if item.suffix in (".arrow", ".parquet")]
+        found = files_of_kind(path, (".arrow", ".parquet"))
         listed = path / "state.json"
         if listed.is_file():  # what Hugging Face saved names its files, in order
             found = [path / name for name in _listed(listed)]
             if any(item.parent != path for item in found):
                 raise UserError(f"{listed} names files outside {path}; save the data set again")
-    kinds = {item.suffix for item in found}
+    kinds = {item.suffix.lower() for item in found}
     if len(kinds) > 1:
         raise UserError(f"{path} holds Arrow and Parquet files; pack one kind at a time")
     return [item.resolve() for item in found]
@@ -137,7 +138,7 @@ def _listed(path: Path) -> list[str]:
 
 def _as_arrow(given: Sequence[Path], work: Path) -> list[Path]:
     """Return the Arrow files, Parquet written out as such."""
-    if not given or given[0].suffix == ".arrow":
+    if not given or given[0].suffix.lower() == ".arrow":
         return list(given)
     targets = [work / f"{n:05d}-{_identity(item)}.arrow" for n, item in enumerate(given)]
     left = [pair for pair in zip(given, targets, strict=True) if not pair[1].is_file()]

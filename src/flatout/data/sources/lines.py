@@ -4,6 +4,7 @@ The file is indexed once, eight bytes a line; lines are then read by their offse
 """
 
 import json
+from codecs import BOM_UTF8
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,18 +96,23 @@ def open_lines(path: Path) -> Lines:
 
 
 def _spans(path: Path) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """Return begin and end of each line that is not blank, without the line's end."""
+    """Return begin and end of each line that is not blank, without the line's end.
+
+    The mark that some programs put in front of UTF-8 is no text.
+    """
     ends: list[np.ndarray[Any, np.dtype[np.int64]]] = []
     at = 0
     try:
         with path.open("rb") as file:
+            first = len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0
+            file.seek(0)
             while block := file.read(BLOCK_BYTES):
                 ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == 10) + at)
                 at += len(block)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     found = np.concatenate([*ends, np.asarray([at], dtype=np.int64)])
-    begins = np.concatenate([np.zeros(1, dtype=np.int64), found[:-1] + 1])
+    begins = np.concatenate([np.asarray([first], dtype=np.int64), found[:-1] + 1])
     spans = np.stack([begins, found], axis=1)
     spans = spans[spans[:, 1] > spans[:, 0]]
     short = np.flatnonzero(spans[:, 1] - spans[:, 0] <= BLANK_BYTES)

@@ -162,6 +162,11 @@ def read_span(path: str, begin: int, size: int) -> bytes:
         raise BadSample(f"{path} cannot be read ({error.strerror})") from None
 
 
+def files_of_kind(folder: Path, suffixes: Iterable[str]) -> list[Path]:
+    """Return what a folder holds with one of these endings, in capitals or not, by name."""
+    return [item for item in sorted(folder.iterdir()) if item.suffix.lower() in suffixes]
+
+
 def need_samples(count: int, what: str) -> None:
     """Make sure that there is something to pack."""
     if not count:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout.data.format import Field
+from flatout.data.format import MAX_FIELD_BYTES, Field
 from flatout.data.pictures import SUFFIXES
 from flatout.data.sources.source import (
     LABELS,
@@ -112,6 +112,7 @@ def open_table(path: Path) -> TableSource:
 
 def _read(path: Path) -> tuple[list[str], list[list[str]]]:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    limit = csv.field_size_limit(MAX_FIELD_BYTES)  # the module's own is 131,072 characters
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=delimiter)
@@ -126,6 +127,8 @@ def _read(path: Path) -> tuple[list[str], list[list[str]]]:
                 rows += [row] if row else []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
+    finally:
+        csv.field_size_limit(limit)
     if len(set(header)) != len(header):
         raise UserError(f"{path}: two columns have the same name; rename one")
     return header, rows

@@ -49,7 +49,7 @@ class Tars:
         return len(self.keys)
 
     def name(self, index: int) -> str:
-        """Return the members' common name, behind the tar's where there are several."""
+        """Return the members' common name, behind the tar's (or its path) if there are several."""
         return self.keys[index]
 
     def read(self, index: int) -> tuple[Any, ...]:
@@ -96,8 +96,9 @@ def open_tars(paths: Sequence[Path], *, on_bad: str) -> Tars:
     """Return the samples of some tars."""
     skipped: list[Skipped] = []
     groups: dict[str, dict[str, Member]] = {}
+    are_alike = len({path.name for path in paths}) < len(paths)
     for number, path in enumerate(paths):
-        prefix = f"{path.name}/" if len(paths) > 1 else ""
+        prefix = f"{path if are_alike else path.name}/" if len(paths) > 1 else ""
         try:
             for key, suffix, member in _members(path, number, on_bad, skipped):
                 group = groups.setdefault(prefix + key, {})

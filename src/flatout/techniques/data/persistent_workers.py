@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from weakref import WeakKeyDictionary
 
 from flatout.data.proof.changes import find_change, state_of
+from flatout.data.proof.dataset_facts import remembers
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -34,6 +35,7 @@ on the input pipeline, measured on 2 cores)."""
 MIN_SHARE = 0.01
 """Below a hundredth of the epoch, the start of the workers is lost in the noise."""
 BESIDE = "workers that live on would serve two iterators of the loader at once"
+REMEMBERS = "the data set makes other samples once it made some, as where it keeps augmented ones"
 OURS = "flatout."
 """How the names of modules begin that have techniques' collations."""
 
@@ -155,6 +157,8 @@ def _streams_of(loader: "DataLoader[Any]") -> "EpochStreams":
     if found is None:
         check_loader(loader)
         found = loader.worker_init_fn = EpochStreams(loader.worker_init_fn)
+        if remembers(loader.dataset, own_collation(loader.collate_fn)):
+            found.memory = REMEMBERS
     return found
 
 
@@ -178,7 +182,7 @@ def _keep_or_end(
         streams.forget()
         return BESIDE
     change = before.find_change(now) if before is not None else "as far as was seen"
-    change = change or streams.trouble
+    change = change or streams.trouble or streams.memory
     if change:
         end_workers(loader)
         streams.forget()
@@ -307,6 +311,8 @@ the script changes the data set between epochs: {name}
     스크립트가 에폭 사이에 데이터셋을 바꿉니다: {name}
 the trainer draws from a generator that the data set holds
     데이터셋이 들고 있는 난수 생성기를 학습 쪽에서도 씁니다
+the data set makes other samples once it made some, as where it keeps augmented ones
+    데이터셋이 증강한 샘플을 보관하는 식으로, 샘플을 만들고 나면 다른 샘플을 만듭니다
 as far as was seen
     관찰한 바로는
 workers that live on would make other samples ({why})

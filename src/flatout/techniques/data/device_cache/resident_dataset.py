@@ -69,13 +69,15 @@ def collate_whole(dataset: Any, *, budget_bytes: int, limit_s: float) -> Residen
     """
     from torch.utils.data import TensorDataset, default_collate
 
+    from flatout.data.proof.random_streams import Streams
+
     if type(dataset) is TensorDataset:
         whole: Any = list(dataset.tensors)
         resident = Resident(whole, dataset)
         if resident.bytes > budget_bytes:
             raise NotApplicable(_too_big(resident.bytes, budget_bytes))
         return resident
-    ends_at = time.monotonic() + limit_s
+    ends_at, streams = time.monotonic() + limit_s, Streams()
     pieces: list[Any] = []
     forms: set[Any] = set()
     count = len(dataset)
@@ -89,6 +91,9 @@ def collate_whole(dataset: Any, *, budget_bytes: int, limit_s: float) -> Residen
             expected = Resident(pieces[0]).bytes * count // len(samples)
             if expected > budget_bytes:
                 raise NotApplicable(_too_big(expected, budget_bytes))
+        if streams.are_moved():
+            streams.set_back()
+            raise NotApplicable("a sample draws random numbers")
         if time.monotonic() > ends_at:
             raise NotApplicable(f"making all {count} samples takes more than {limit_s:.0f} s")
     return Resident(_joined(pieces), dataset)
@@ -140,6 +145,8 @@ def _too_big(needed: int, budget: int) -> str:
 KOREAN = """
 the samples differ in structure or type: batches would, too
     샘플들의 구조나 타입이 서로 달라 배치도 달라집니다
+a sample draws random numbers
+    난수를 뽑는 샘플이 있습니다
 making all {n} samples takes more than {limit} s
     샘플 {n}개를 모두 만드는 데 {limit} s가 넘게 걸립니다
 the samples do not stack: {error}
