@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset, datal
 from flatout.agent import patching
 from flatout.agent.hooks import loader as loader_hook
 from flatout.agent.session import Session
+from flatout.records.phase_clock import DATA_WAIT, Clock
 from flatout.records.trial_spec import TrialSpec
 from tests.techniques.data.samples import Numbers
 
@@ -258,3 +259,19 @@ def test_batches_that_another_thread_draws_are_told(session, listened):
 
     assert session.draws_elsewhere
     assert [seen.batches for seen in session.loaders.values()] == [0]
+
+
+@pytest.mark.parametrize(("takes_s", "waited_s"), [(0.001, 0.0), (0.4, 0.4)])
+def test_a_stall_in_a_skipped_step_is_a_wait_and_an_ordinary_batch_is_not_looked_into(
+    takes_s, waited_s
+):
+    moments, iterator = iter([0.0, 0.0, takes_s, takes_s]), Rough(None)
+    session = Session(TrialSpec(skips_below_s=0.05))
+    session.clock = Clock(lambda: next(moments))
+    session.sampler.skips_left, session.sampler.source = 5, lambda: iterator
+
+    loader_hook._Iteration(session).listen(lambda _: "a batch")(iterator)
+
+    assert session.clock.totals[DATA_WAIT] == waited_s
+    assert bool(session.clock.changes) is bool(waited_s)
+    assert session.sampler.drawn == 1

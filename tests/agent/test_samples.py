@@ -3,7 +3,13 @@
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, dataloader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    dataloader,
+)
 
 from flatout.agent.samples import CHOSEN, note_chosen, samples_of
 
@@ -101,6 +107,18 @@ def test_of_a_single_item_and_of_an_iterable_data_set_the_shapes_tell(noted):
 
     assert counted(whole) == [16, 8]
     assert counted(DataLoader(Endless(), batch_size=4)) == [4, 4, 2]
+
+
+class Lines(IterableDataset):
+    """A stream of texts that the loop tokenizes."""
+
+    def __iter__(self):
+        return iter("abcdefghij")
+
+
+@pytest.mark.parametrize("collate", [None, lambda texts: {"text": texts}])
+def test_texts_of_a_stream_are_counted(noted, collate):
+    assert counted(DataLoader(Lines(), batch_size=4, collate_fn=collate)) == [4, 4, 2]
 
 
 def test_what_is_kept_does_not_grow_with_the_epoch(noted, monkeypatch):

@@ -189,19 +189,23 @@ def test_evaluations_after_the_first_measured_step_are_no_warm_up():
     assert profile.warmup_ms == pytest.approx(100.0)
 
 
-def with_rare_work(phase, at=(5, 7, 9), seconds=0.9):
-    found = result()
+def with_rare_work(phase, at=(5, 7, 9), seconds=0.9, starts=0, period=1):
+    found = replace(result(), period=period)
     for number in at:
         found.segments[number].seconds[phase] += seconds
+        found.segments[number].loader_starts = starts
     return summarise(found, machine())
 
 
-@pytest.mark.parametrize(("phase", "saving"), [(OTHER, 0.0), (SAVE, 1.0)])
-def test_what_some_steps_do_outside_the_others_is_told_apart(phase, saving):
+@pytest.mark.parametrize(
+    ("phase", "saving", "waiting"), [(OTHER, 0.0, 0.0), (SAVE, 1.0, 0.0), (DATA_WAIT, 0.0, 1.0)]
+)
+def test_what_some_steps_do_outside_the_others_is_told_apart(phase, saving, waiting):
     profile = with_rare_work(phase)
 
     assert profile.step_ms.median == pytest.approx(100.0)
     assert (profile.rare.steps, profile.rare.saving_share) == (3, pytest.approx(saving))
+    assert profile.rare.waiting_share == pytest.approx(waiting)
     assert profile.rare.ms == pytest.approx(900.0)
     assert profile.rare.share == pytest.approx(2.7 / (2.7 + 0.1 * profile.rare.of_steps))
 
@@ -217,11 +221,21 @@ def test_the_collector_s_part_of_a_step_is_that_of_the_time():
     assert profile.collection_ms_per_step == pytest.approx(100.0 * 0.4 / later_s)
 
 
-def test_slow_batches_rare_forwards_and_a_single_step_are_no_rare_work():
-    assert with_rare_work(DATA_WAIT).rare is None
+def test_workers_bursts_epochs_starts_rare_forwards_and_a_single_step_are_no_rare_work():
+    assert with_rare_work(DATA_WAIT, period=2).rare is None
+    assert with_rare_work(DATA_WAIT, starts=1).rare is None
     assert with_rare_work(FORWARD).rare is None
     assert with_rare_work(OTHER, at=(7,)).rare is None
     assert with_rare_work(OTHER, seconds=0.15).rare is None
+
+
+def test_a_stall_counts_in_steps_that_were_not_looked_into():
+    found = result()
+    for number in (5, 7, 9):
+        found.segments[number].seconds[DATA_WAIT] += 0.9
+        found.segments[number].is_sampled = False
+
+    assert summarise(found, machine()).rare.waiting_share == pytest.approx(1.0)
 
 
 FACTS = {

@@ -160,6 +160,29 @@ def test_without_a_batch_the_samples_are_those_that_the_model_was_called_with(
     assert step_of([part, replace(part, samples=5, batches=1)]).samples == 5
 
 
+@pytest.mark.parametrize(
+    ("whos", "samples"),
+    [
+        ([0, 1], 64),  # an actor and its critic
+        ([0, 0, 0, 1], 3 * 64),  # a critic with batches of its own before each generator's step
+    ],
+)
+def test_optimizers_that_take_turns_train_on_the_same_samples(whos, samples):
+    turn = [replace(given(64), who=who) for who in whos]
+
+    assert {step.samples for step in steps_of(turn * 12)} == {samples}
+
+
+def test_optimizers_that_are_made_again_for_each_task_have_samples_of_their_own():
+    rows = [replace(given(10), who=who) for task in range(1, 13) for who in (task, task, 0)]
+
+    assert {step.samples for step in steps_of(rows)[1:]} == {30}
+
+
+def given(samples):
+    return Segment(seconds=[0.1] * 7, calls=[1], backwards=1, called=samples, called_most=samples)
+
+
 def test_trainings_that_follow_each_other_are_told_apart():
     folds = [segment(who=fold) for fold in range(5) for _ in range(16)]
 
@@ -178,6 +201,16 @@ def test_only_trainings_like_the_longest_count():
 def test_a_first_turn_of_several_optimizers_is_one_training():
     assert trainings_of([0, 0, 0, 0, 0, 1]) == [slice(0, 6)]
     assert trainings_of([0] * 100 + [1, 0] * 50) == [slice(0, 200)]
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_an_optimizer_that_steps_once_in_an_epoch_ends_no_steps(epochs):
+    rows = [segment(who=who) for who in (1, *[0] * 100) * epochs]
+
+    steps = steps_of(rows)
+
+    assert [step.backwards for step in steps] == [2, *[1] * 99] * epochs
+    assert window_of(steps).is_enough
 
 
 def test_a_running_training_ends_its_steps_with_its_own_optimizer():

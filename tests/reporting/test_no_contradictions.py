@@ -67,6 +67,7 @@ def rare_work(draw):
         steps=steps,
         of_steps=steps * draw(st.integers(1, 9)),
         saving_share=draw(SHARES),
+        waiting_share=draw(SHARES),
     )
 
 

@@ -130,13 +130,26 @@ def samples_in(batch: Any, chosen: int, expected: int | None = None) -> int:
     where batches have one, which may be a batch that the data set made.
     """
     is_known = chosen > 1 or (chosen == 1 and (expected or 1) > 1)
-    return chosen if is_known else leading_size(batch, expected)
+    return chosen if is_known else leading_size(batch, expected) or texts_in(batch)
+
+
+def texts_in(batch: Any, depth: int = 0) -> int:
+    """Return the number of texts in a batch of a stream that has nothing else yet.
+
+    >>> texts_in({"text": ["one", "two"], "language": "en"})
+    2
+    """
+    if isinstance(batch, list | tuple) and batch and all(isinstance(x, str) for x in batch):
+        return len(batch)
+    sizes = (texts_in(part, depth + 1) for part in _parts(batch, depth))
+    return next((size for size in sizes if size), 0)
 
 
 def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int:
     """Return the number of samples: the first dimension of the first tensor in the batch.
 
-    A list of images that differ in size is counted by its items.
+    A list of images that differ in size is counted by its items. A scalar counts where there is
+    nothing else.
 
     >>> leading_size({"label": []})
     0
@@ -152,8 +165,13 @@ def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int
     parts = _parts(batch, depth)
     if isinstance(batch, list | tuple) and _are_images(batch, expected):
         return len(batch)
-    sizes = (leading_size(part, expected, depth + 1) for part in parts)
+    sizes = (leading_size(part, expected, depth + 1) for part in sorted(parts, key=is_scalar))
     return next((size for size in sizes if size), 0)
+
+
+def is_scalar(value: Any) -> bool:
+    """Return whether a value is a number in a tensor: a time or a weight, which tells no size."""
+    return _shape(value) == ()
 
 
 def is_rehearsed(value: Any, depth: int = 0) -> bool:

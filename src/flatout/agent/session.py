@@ -97,13 +97,15 @@ class Session:
         """By loader which feeding was its first, and how many it took part in."""
         self.sampler = StepSampler(self, spec.skips_below_s)
         self.model_facts: list[dict[str, Any]] = []
+        # Facts of the model of each call in evaluation mode whose graph nothing has used yet.
+        self.eval_graphs: list[dict[str, Any]] = []
         self.optimizer_facts: list[dict[str, Any]] = []
         # By their place in the order of construction; loops may build any number.
         self._optimizers: weakref.WeakValueDictionary[int, torch.optim.Optimizer] = (
             weakref.WeakValueDictionary()
         )
+        # The optimizers that `optimizer_facts` are of.
         self._described: list[Callable[[], Any]] = []
-        """The optimizers that `optimizer_facts` are of."""
         self.in_backward: set[int] = set()
         """Optimizers that step inside backward; its end is that of their step."""
         self._unreported: list[Segment] = []
@@ -294,6 +296,12 @@ class Session:
         """Return whether an optimizer lives; of one that was never built here that is assumed."""
         return number in self._optimizers or not 0 <= number < self.optimizer_count
 
+    def note_used_graphs(self) -> None:
+        """Note that evaluations' graphs are needed: for forces, or for an attack on the model."""
+        for facts in self.eval_graphs:
+            facts["eval_graph_calls"] -= 1
+        self.eval_graphs.clear()
+
     def note_drawn(self, address: str) -> None:
         """Note that a loader gave a batch."""
         if self.drawn.get(address):
@@ -348,6 +356,7 @@ class Session:
         self._record(segment)
         sampler.recorded(segment)
         self.segment = Segment(is_sampled=not sampler.skips_left)
+        self.eval_graphs.clear()
         self.beat()
         if self.listeners["lap"]:
             self.fire("lap", segment)

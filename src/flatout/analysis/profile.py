@@ -22,7 +22,7 @@ from flatout.analysis.trace import of_steps
 from flatout.records.json_records import from_plain
 from flatout.records.machine import Machine
 from flatout.records.messages import words
-from flatout.records.phase_clock import EVAL, NAMES, OTHER, SAVE
+from flatout.records.phase_clock import DATA_WAIT, EVAL, NAMES, OTHER, SAVE
 from flatout.records.profile import (
     MAX_STEPS_KEPT,
     PHASES,
@@ -50,7 +50,7 @@ RARE_TIMES, RARE_S = 2.0, 0.01
 is what a busy machine does to a step."""
 MIN_RARE = 3
 OF_ITS_OWN = 0.8
-"""Part of that which must lie outside loading, model and optimizer."""
+"""Part of that which must lie outside model and optimizer."""
 TELLING_SHARE = 0.1
 """From a tenth of a run on, what is left out of its steps may be what is worth looking at."""
 
@@ -366,10 +366,11 @@ def _own_eval_s(step: Step, usual_s: float) -> float:
 
 
 def _rare_work(window: Window) -> RareWork | None:
-    """Return what some steps do outside loading, model and optimizer, which the others do not.
+    """Return what some steps do outside model and optimizer, which the others do not.
 
-    Evaluations have a number of their own. Of steps that were not looked into only the length is
-    known: those that were say whether such steps are longer for work of the loop.
+    Evaluations and epochs' starts have numbers of their own, as have the bursts in which several
+    workers deliver. Of most steps that were not looked into only the length is known: those that
+    were say whether such steps are longer for work of the loop, or for a batch they wait for.
     """
     first = window.measured[0] if window.measured else None
     after = [*itertools.dropwhile(lambda step: step is not first, window.steps)]
@@ -377,6 +378,7 @@ def _rare_work(window: Window) -> RareWork | None:
         return None
     usual_s = statistics.median(step.wall_s for step in window.measured)
     usual_other_s = statistics.median(step.seconds[OTHER] for step in window.sampled)
+    usual_wait_s = statistics.median(step.seconds[DATA_WAIT] for step in window.sampled)
     usual_eval_s = _usual_eval_s(window)
     least_s = max(RARE_S, RARE_TIMES * usual_s)
     rare = [
@@ -384,13 +386,22 @@ def _rare_work(window: Window) -> RareWork | None:
         for step in after
         if step.wall_s - usual_s > least_s and not _own_eval_s(step, usual_eval_s)
     ]
-    seen = [step for step in rare if step.is_sampled or step.seconds[SAVE]]
+
+    def waited_s(step: Step) -> float:
+        is_stall = window.period == 1 and not step.starts
+        return step.seconds[DATA_WAIT] - usual_wait_s if is_stall else 0.0
+
+    seen = [
+        step
+        for step in rare
+        if step.is_sampled
+        or step.seconds[SAVE]
+        or waited_s(step) >= OF_ITS_OWN * (step.wall_s - usual_s)
+    ]
+    seen_s = sum(step.wall_s - usual_s for step in seen)
+    waits_s = sum(map(waited_s, seen))
     own_s = sum(step.seconds[OTHER] + step.seconds[SAVE] - usual_other_s for step in seen)
-    if (
-        len(rare) < MIN_RARE
-        or not seen
-        or own_s < OF_ITS_OWN * sum(s.wall_s - usual_s for s in seen)
-    ):
+    if len(rare) < MIN_RARE or not seen or own_s + waits_s < OF_ITS_OWN * seen_s:
         return None
     extra_s = [step.wall_s - usual_s for step in rare]
     return RareWork(
@@ -399,6 +410,7 @@ def _rare_work(window: Window) -> RareWork | None:
         steps=len(rare),
         of_steps=len(after),
         saving_share=sum(step.seconds[SAVE] for step in rare) / sum(extra_s),
+        waiting_share=waits_s / seen_s,
     )
 
 

@@ -3,7 +3,7 @@
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -29,6 +29,9 @@ its critic's first steps is none."""
 ALIKE = 1.5
 """Trainings whose median steps are within this ratio are the same one again, as folds and restarts
 are; noise between them is far smaller, other models mostly far apart."""
+SELDOM = 50
+"""An optimizer that steps so many times less often than another ends no steps: a multiplier or a
+temperature that is updated once in an epoch, for which a measurement cannot wait."""
 USUAL = 2
 """Times what most steps hold: a step that holds more evaluations than that holds one of its own."""
 WHOLE_EPOCH = 0.9
@@ -121,17 +124,19 @@ def find_anchor(whos: Sequence[int]) -> int:
     """Return the optimizer whose step ends a training step: the least frequent, ties the last.
 
     A generator and a critic that alternate make one step of two; five critic steps and one
-    generator step make one too. Those that take each other's place count as one (`places_of`).
+    generator step make one too. Those that take each other's place count as one (`places_of`), one
+    that hardly ever steps (`SELDOM`) as none.
 
     >>> find_anchor([0, 1, 0, 1]), find_anchor([0, 0, 0, 1]), find_anchor([1, 1, 0, 2, 2, 0])
     (1, 1, 0)
     """
     places = places_of(whos)
     counts = Counter(places[who] for who in whos)
-    fewest = min(counts.values())
+    most = max(counts.values())
+    fewest = min(count for count in counts.values() if count * SELDOM >= most)
     last_seen = {places[who]: (index, who) for index, who in enumerate(whos)}
     # An optimizer that is ahead by its running step ties with the others.
-    place = max((p for p in counts if counts[p] <= fewest), key=lambda place: last_seen[place])
+    place = max((p for p in counts if counts[p] == fewest), key=lambda place: last_seen[place])
     return last_seen[place][1]
 
 
@@ -212,7 +217,11 @@ def steps_of(segments: Sequence[Segment]) -> tuple[Step, ...]:
     Of trainings that follow each other, those count that are like the one with most steps.
     """
     whos = [segment.who for segment in segments]
-    trainings = [[step_of(group) for group in groups] for groups in groups_of(segments, whos)]
+    trainings = []
+    for groups in groups_of(segments, whos):
+        steps_with = Counter(who for group in groups for who in {part.who for part in group})
+        lasting = {who for who, count in steps_with.items() if count > 1}
+        trainings.append([step_of(group, lasting) for group in groups])
     if len(trainings) < 2:
         return tuple(trainings[0]) if trainings else ()
     usual = [statistics.median(step.wall_s for step in steps) for steps in trainings]
@@ -225,8 +234,13 @@ def steps_of(segments: Sequence[Segment]) -> tuple[Step, ...]:
     return tuple(itertools.chain.from_iterable(alike))
 
 
-def step_of(group: Sequence[Segment]) -> Step:
-    """Return the step of a group of segments, one in most scripts."""
+def step_of(group: Sequence[Segment], lasting: Collection[int] = ()) -> Step:
+    """Return the step of a group of segments, one in most scripts.
+
+    Args:
+        group: The segments of the step.
+        lasting: The optimizers that are in other steps of the training, too.
+    """
     if len(group) == 1:
         part = group[0]
         return Step(
@@ -249,8 +263,7 @@ def step_of(group: Sequence[Segment]) -> Step:
         seconds=tuple(seconds),
         end=group[-1].end,
         batches=sum(part.batches for part in group),
-        # Without batches it is what the model was given.
-        samples=sum(part.samples for part in group) or sum(part.called_with for part in group),
+        samples=sum(part.samples for part in group) or _called_with(group, lasting),
         backwards=sum(part.backwards for part in group),
         is_dirty=evals + starts > 0 or seconds[SAVE] > 0,
         losses=tuple(loss for part in group for loss in part.losses),
@@ -260,6 +273,21 @@ def step_of(group: Sequence[Segment]) -> Step:
         calls=tuple(map(sum, itertools.zip_longest(*(part.calls for part in group), fillvalue=0))),
         is_sampled=all(part.is_sampled for part in group),
     )
+
+
+def _called_with(group: Sequence[Segment], lasting: Collection[int]) -> int:
+    """Return how many samples the model was given in a step without batches.
+
+    Optimizers that take turns train on the same ones, as an actor's and its critic's, of which each
+    goes through the critic. One that is made again for each task has samples of its own.
+    """
+    own, shared = 0, Counter[int]()
+    for part in group:
+        if part.who in lasting:
+            shared[part.who] += part.called_with
+        else:
+            own += part.called_with
+    return own + max(shared.values(), default=0)
 
 
 def _communication(group: Sequence[Segment]) -> tuple[float, ...]:

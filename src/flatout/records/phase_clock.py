@@ -52,6 +52,13 @@ class Clock:
         if self._mark is not None:
             self._mark(self.stack[-1])
 
+    def give(self, phase: int, began: float) -> None:
+        """Give a phase the time since a moment, which was no change of phase."""
+        self.totals[self.stack[-1]] += began - self.since
+        self.since = self.now()
+        self.totals[phase] += self.since - began
+        self.changes += 1
+
     def lap(self) -> list[float]:
         """Return the seconds per phase since the last lap and start again."""
         moment = self.now()

@@ -232,7 +232,7 @@ class OptimizerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RareWork:
-    """What the script does in some steps only: plotting, printing, saving. Medians hide it."""
+    """What the script does in some steps only: plotting, saving, reading. Medians hide it."""
 
     share: float
     """Of the time of all steps after the warm-up."""
@@ -244,6 +244,8 @@ class RareWork:
     """Among how many."""
     saving_share: float
     """Part of it in torch's functions that save."""
+    waiting_share: float = 0.0
+    """Part of it in waiting for a batch, such as the first of a file."""
 
     @property
     def ms_per_step(self) -> float:

@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 from flatout.agent import patching
 from flatout.agent.hooks.model import Roots, kin_of
 from flatout.agent.hooks.optimizer import _Steps
+from flatout.agent.hooks.step import _Backward
 from flatout.agent.samples import is_rehearsed, leading_size
 from flatout.agent.session import Session
 from flatout.records.phase_clock import EVAL, FORWARD
@@ -69,6 +70,20 @@ def test_an_evaluation_with_gradients_is_counted_and_one_without_is_not():
         roots.outermost(net, nn.Module.__call__, (torch.ones(2, 8),), {})
 
     assert facts_of(session).eval_graph_calls == 2
+
+
+def test_an_evaluation_whose_gradients_are_asked_for_needs_its_graph():
+    session = Session(TrialSpec(mode="measure"), ())
+    net, x = nn.Linear(8, 4), torch.ones(2, 8, requires_grad=True)
+    roots = Roots(session)
+    roots.consider(net, nn.Module.__call__)
+    net.eval()
+    ask = _Backward(session).differentiate(torch.autograd.grad)
+
+    ask(roots.outermost(net, nn.Module.__call__, (x,), {}).sum(), x)  # an attack, or a force
+    roots.outermost(net, nn.Module.__call__, (x,), {})
+
+    assert facts_of(session).eval_graph_calls == 1
 
 
 def test_a_technique_s_autocast_is_a_fact_of_the_model():
@@ -136,6 +151,32 @@ def test_shapes_that_are_not_there_count_no_samples_and_break_nothing():
     assert is_rehearsed((([symbol],), {}))
     assert is_rehearsed(((), {"x": symbol}))
     assert not is_rehearsed(((torch.ones(2, 3), nested, None), {}))
+
+
+@pytest.mark.parametrize("give", [list, tuple, lambda parts: dict(enumerate(parts))])
+def test_a_scalar_tells_no_size_where_anything_else_does(give):
+    assert leading_size(give([torch.tensor(0.5), torch.ones(20, 2)])) == 20
+    assert leading_size(give([torch.tensor(0.5)])) == 1
+
+
+class Field(nn.Module):
+    """A differential equation's right side, called with a time first."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(2, 2)
+
+    def forward(self, time, state):
+        return self.body(state) * time
+
+
+def test_samples_are_those_of_the_state_where_a_time_comes_first(session):
+    net = Field()
+    torch.optim.SGD(net.parameters(), 0.1)
+
+    net(torch.tensor(0.5), torch.ones(20, 2))
+
+    assert session.segment.called == 20
 
 
 class Odd:

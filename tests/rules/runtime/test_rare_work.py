@@ -9,8 +9,15 @@ from tests.rules.measured import findings_of
 from tests.techniques.facts import machine, profile
 
 
-def rare(share, saving_share=0.0):
-    work = RareWork(share=share, ms=215.0, steps=5, of_steps=26, saving_share=saving_share)
+def rare(share, saving_share=0.0, waiting_share=0.0):
+    work = RareWork(
+        share=share,
+        ms=215.0,
+        steps=5,
+        of_steps=26,
+        saving_share=saving_share,
+        waiting_share=waiting_share,
+    )
     return profile(rare=work)
 
 
@@ -25,6 +32,13 @@ def test_saving_is_called_so():
     assert check(rare(0.5, saving_share=0.9), machine()).because.startswith(
         "50 % of the run is saving, in 5 of 26 steps"
     )
+
+
+def test_waiting_for_a_shard_is_called_so():
+    finding = check(rare(0.8, waiting_share=0.9), machine())
+
+    assert finding.because.startswith("80 % of the run is waiting for the batch of 5 in 26 steps")
+    assert "read it ahead" in finding.next
 
 
 @pytest.mark.parametrize(("share", "leads"), [(0.9, True), (0.3, False)])
@@ -78,3 +92,30 @@ def test_a_real_loop_that_saves_every_fifth_step_is_found(tmp_path):
 @pytest.mark.slow
 def test_a_real_loop_of_equal_steps_has_none(tmp_path):
     assert "rare_work" not in findings_of(tmp_path, SCRIPT.format(work="pass"))
+
+
+STREAM = """
+import time
+import torch
+class Shards(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        for number in range(100_000):
+            if number % (10 * 32) == 0:
+                time.sleep(0.2)
+            yield torch.ones(64)
+model = torch.nn.Linear(64, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for batch in torch.utils.data.DataLoader(Shards(), batch_size=32):
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.measures
+@pytest.mark.slow
+def test_a_real_stream_that_stops_at_each_shard_is_found(tmp_path):
+    found = findings_of(tmp_path, STREAM)["rare_work"]
+
+    assert "is waiting for the batch" in found.because
+    assert found.share > 0.5

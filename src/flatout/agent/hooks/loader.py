@@ -424,6 +424,8 @@ class _Iteration:
                     clock.pop()
             if is_noted:
                 sampler.drawn += 1  # counted when the next step is sampled
+                if clock.now() - began > sampler.below_s:  # a stall, which steps seldom have
+                    clock.give(phases.DATA_WAIT, began)
                 return batch
             try:
                 self.saw_batch(iterator, batch, clock.since - began)

@@ -10,7 +10,7 @@ from typing import Any
 from flatout.agent import patching
 from flatout.agent.describe import describe, is_compiled
 from flatout.agent.hooks.compiled_functions import CompiledFunctions
-from flatout.agent.samples import is_rehearsed, leading_size
+from flatout.agent.samples import is_rehearsed, is_scalar, leading_size
 from flatout.agent.session import Session
 from flatout.agent.training_device import follow
 from flatout.records import phase_clock as phases
@@ -187,6 +187,7 @@ class Roots:
             if number < len(session.model_facts):
                 facts = session.model_facts[number]
                 facts["eval_graph_calls"] = facts.get("eval_graph_calls", 0) + 1
+                session.eval_graphs.append(facts)
         session.clock.push(phases.EVAL)
         try:
             return original(module, *args, **kwargs)
@@ -236,7 +237,7 @@ class Roots:
         segment = self.session.segment
         if segment.closures > 1 and phases.OPTIMIZER in self.session.clock.stack:
             return
-        sizes = map(leading_size, (*args, *kwargs.values()))
+        sizes = map(leading_size, sorted((*args, *kwargs.values()), key=is_scalar))
         size = next((size for size in sizes if size), 0)
         segment.called += size
         segment.called_most = max(segment.called_most, size)

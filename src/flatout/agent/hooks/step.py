@@ -142,6 +142,7 @@ class _Backward:
             if torch.compiler.is_compiling() or not session.is_mine() or is_inner:
                 return grad(*args, **kwargs)
             outputs = args[0] if args else kwargs.get("outputs")
+            session.note_used_graphs()
             ends_step = is_update(outputs, args, kwargs)
             if ends_step and session.is_recording:
                 saw_loss(outputs)

@@ -1,4 +1,4 @@
-"""Some steps do much more than the others, outside model, optimizer and loader."""
+"""Some steps take much longer than the others, outside model and optimizer."""
 
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
@@ -12,11 +12,13 @@ IN_PROJECT = ("SYN05",)
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
-    """Report what is done every few steps and takes a large part of the run."""
+    """Report what is done, or waited for, every few steps and takes a large part of the run."""
     rare = profile.rare
     if rare is None or rare.share < MIN_SHARE:
         return None
-    what = "saving" if rare.saving_share > 0.5 else "work"
+    what = "work"
+    if max(rare.saving_share, rare.waiting_share) > 0.5:
+        what = "saving" if rare.saving_share > rare.waiting_share else "waiting"
     return Finding(
         code="rare_work",
         share=rare.share,
