@@ -171,7 +171,7 @@ def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int
 
 def is_scalar(value: Any) -> bool:
     """Return whether a value is a number in a tensor: a time or a weight, which tells no size."""
-    return _shape(value) == ()
+    return bool(_shape(value) == ())
 
 
 def is_rehearsed(value: Any, depth: int = 0) -> bool:
