@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.parallel.batches import Feed, Part, SharedBatches, leading, part_of_batch
+from flatout.data.proof.random_streams import Streams
+from flatout.parallel.batches import (
+    Feed,
+    Part,
+    SharedBatches,
+    SharedStreams,
+    leading,
+    part_of_batch,
+)
 
 Pair = namedtuple("Pair", "x y")
 
@@ -49,6 +57,25 @@ def test_batches_are_shared_out_only_once_they_are_known_to_feed_the_training():
 
     assert (first, second) == ([0, 1, 2], [5])
     assert list(feed.sizes) == [(3, 3), (3, 1)]
+
+
+def test_ranks_draw_alike_between_epochs_and_apart_within():
+    before, drawn = Streams(), []
+    for rank in range(2):
+        torch.manual_seed(1)
+        streams = SharedStreams(Part(rank, 2))
+        streams.split()
+        draws = [float(torch.rand(()))]
+        for is_over in (True, False):
+            (streams.end_epoch if is_over else streams.begin_epoch)()
+            draws.append(float(torch.rand(())))
+        with streams.drawing():
+            draws.append(float(torch.rand(())))
+        drawn.append(draws)
+    before.set_back()
+
+    assert [one == other for one, other in zip(*drawn, strict=True)] == [False, True, False, True]
+    assert drawn[0][1] != drawn[0][3]  # it goes on
 
 
 def test_a_whole_batch_is_cut_in_all_its_rows_and_nowhere_else():

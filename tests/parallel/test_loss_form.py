@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.parallel.loss_form import MEAN, SUM, UNKNOWN, forms_of
+from flatout.parallel.loss_form import CURVED, MEAN, SUM, UNKNOWN, are_constant, forms_of
 
 SAMPLES = 16
+PENALTY = nn.Parameter(torch.ones(SAMPLES, 4))
 
 
 @pytest.fixture
@@ -36,6 +37,16 @@ LOSSES = {
     "two means": (lambda x: torch.stack([x.mean(), x.square().mean()]).sum(), {MEAN}),
     "halved": (lambda x: 0.5 * per_sample(x).sum() / 4, {SUM}),
     "weighted mean": (lambda x: (per_sample(x) * torch.full((SAMPLES,), 0.1)).sum(), {UNKNOWN}),
+    "penalty on parameters": (
+        lambda x: (
+            per_sample(x).mean() + 0.1 * (PENALTY.pow(2).sum() + (PENALTY * PENALTY).abs().sum())
+        ),
+        {MEAN, UNKNOWN},
+    ),
+    "root of a mean": (lambda x: (x.square().mean() + 1e-8).sqrt(), {CURVED}),
+    "ratio of sums": (lambda x: 1 - 2 * x.sum() / (x.square().sum() + 1), {CURVED}),
+    "learned weight": (lambda x: x.square().mean() * PENALTY[0, 0].exp(), {UNKNOWN}),
+    "root of a penalty": (lambda x: x.mean() + PENALTY.pow(2).sum().sqrt(), {MEAN, UNKNOWN}),
     "mean and sum": (lambda x: per_sample(x).mean() + 0.1 * x.square().sum(), {MEAN, SUM}),
 }
 
@@ -44,22 +55,55 @@ LOSSES = {
 def test_a_loss_says_what_it_makes_of_its_samples(name, outputs):
     make, expected = LOSSES[name]
 
-    forms, names = forms_of(make(outputs), SAMPLES)
+    form = forms_of(make(outputs), SAMPLES)
 
-    assert forms == expected
-    assert names
+    assert form.forms == expected
+    assert form.nodes
 
 
 @pytest.mark.parametrize("divide", [lambda x: x / SAMPLES, lambda x: x * (1 / SAMPLES)])
 def test_a_factor_that_follows_the_number_of_samples_is_told_from_a_constant(outputs, divide):
-    _, nodes = forms_of(divide(per_sample(outputs).sum()), SAMPLES)
+    whole = forms_of(divide(per_sample(outputs).sum()), SAMPLES)
     half = outputs[: SAMPLES // 2]
     halves = nn.functional.cross_entropy(half, torch.zeros(len(half)).long(), reduction="none")
 
     of_half, of_constant = halves.sum() / len(half), divide(halves.sum())
 
-    assert forms_of(of_half, len(half))[1] != nodes
-    assert forms_of(of_constant, len(half))[1] == nodes
+    for loss, expected in ((of_half, False), (of_constant, True)):
+        form = forms_of(loss, len(half))
+        assert are_constant(form.sums, whole.sums, len(half), SAMPLES) is expected
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda x, scheduled: x.square().sum() + scheduled * x.exp().sum(), True),
+        (lambda x, scheduled: x.square().sum() + x.exp().sum() / len(x), False),
+        (lambda x, scheduled: scheduled * (x.square().sum() + x.exp().sum()), False),
+    ],
+)
+def test_a_weight_that_follows_a_schedule_leaves_the_other_sums_alone(outputs, make, expected):
+    whole = forms_of(make(outputs, 0.0), SAMPLES)
+    form = forms_of(make(outputs[: SAMPLES // 2], 0.1), SAMPLES // 2)
+
+    assert are_constant(form.sums, whole.sums, SAMPLES // 2, SAMPLES) is expected
+
+
+def test_a_cross_entropy_says_what_its_samples_weigh_again_and_again(outputs):
+    targets = torch.arange(SAMPLES) % 5
+    targets[:4] = -100
+    classes = torch.arange(5) + 1.0
+    cross_entropy = nn.functional.cross_entropy
+    loss = cross_entropy(outputs, targets, classes) + 0.4 * cross_entropy(
+        outputs * 2, targets, classes
+    )
+
+    weights = [forms_of(loss, SAMPLES).weight for _ in range(2)]
+
+    assert [float(weight) for weight in weights] == [float(classes[targets[4:]].sum())] * 2
+    assert forms_of(loss + outputs.square().mean(), SAMPLES).weight is None
+    assert forms_of(cross_entropy(outputs, targets, reduction="sum"), SAMPLES).weight is None
+    assert forms_of(loss + cross_entropy(outputs, targets.clone()), SAMPLES).weight is None
 
 
 def test_a_factor_is_read_again_and_one_that_a_hook_packed_is_not(outputs):
@@ -77,6 +121,4 @@ def test_a_factor_is_read_again_and_one_that_a_hook_packed_is_not(outputs):
 def test_a_long_graph_is_not_followed_to_its_end(outputs):
     loss = sum((outputs.square().norm() for _ in range(1_000)), start=torch.zeros(()))
 
-    _, names = forms_of(loss, SAMPLES)
-
-    assert len(names) < 300
+    assert len(forms_of(loss, SAMPLES).nodes) < 300

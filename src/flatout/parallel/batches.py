@@ -130,14 +130,17 @@ def _holds_tensors(items: Sequence[Any]) -> bool:
 class SharedStreams:
     """Random streams that all ranks draw from alike, apart from those that are each rank's own.
 
-    Samplers choose by the shared ones, so all ranks choose the same; dropout and random
-    augmentation draw from the rank's own, so they differ from rank to rank. Until `split` there is
+    Samplers choose by the shared ones, so all ranks choose the same, and so does what the script
+    draws between two epochs: a split of the data, another model. Dropout and random augmentation
+    draw from the rank's own, so they differ from rank to rank. Until `split` there is
     one stream, alike on all ranks: a script that makes its batches itself draws them from it.
     """
 
     def __init__(self, part: Part) -> None:
         self.rank = part.rank
         self.shared: Streams | None = None
+        self.is_between = False
+        """Whether an epoch is over, and no part of a batch was drawn since."""
         self._own: Streams | None = None
 
     def split(self) -> None:
@@ -161,11 +164,17 @@ class SharedStreams:
         @functools.wraps(seed)
         def seeded(*args: Any, **kwargs: Any) -> Any:
             result = seed(*args, **kwargs)
-            is_outside = self._own is None and _is_scripts(sys._getframe(1))
-            if self.shared is not None and is_outside:
-                self.shared.torch = torch.default_generator.get_state()
-                if self.rank:
-                    torch.default_generator.manual_seed(self._rank_seed())
+            is_inside = self._own is not None and not self.is_between
+            if self.shared is None or is_inside or not _is_scripts(sys._getframe(1)):
+                return result
+            own = shared = torch.default_generator.get_state()
+            if self.rank:
+                own = torch.Generator().manual_seed(self._rank_seed()).get_state()
+            if self._own is not None:
+                self._own.torch = own
+            else:
+                self.shared.torch = shared
+                torch.default_generator.set_state(own)
             return result
 
         return seeded
@@ -173,7 +182,7 @@ class SharedStreams:
     def _reading(self, read: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(read)
         def state() -> Any:
-            if self.shared is None or not _is_scripts(sys._getframe(1)):
+            if self.shared is None or self.is_between or not _is_scripts(sys._getframe(1)):
                 return read()
             return self.shared.torch.clone()
 
@@ -181,16 +190,40 @@ class SharedStreams:
 
     def begin(self) -> None:
         """Draw from the shared streams until `end`."""
-        if self.shared is not None:
+        if self.is_between:
+            self._agree()
+        elif self.shared is not None:
             self._own = Streams()
             self.shared.set_back()
 
     def end(self) -> None:
-        """Draw from the rank's own streams again."""
-        if self._own is not None:
+        """Draw from the rank's own streams again, within an epoch."""
+        if self._own is not None and not self.is_between:
             self.shared = Streams()
             self._own.set_back()
             self._own = None
+
+    def end_epoch(self) -> None:
+        """Draw from the shared streams until `begin_epoch`.
+
+        Accelerate draws ahead: there the last step's dropout is alike on the ranks.
+        """
+        if self.shared is not None and self._own is None:
+            self.begin()
+            self.is_between = True
+
+    def begin_epoch(self) -> None:
+        """Draw from the rank's own streams again, at the first part of a batch."""
+        if self.is_between:
+            self.is_between = False
+            self.end()
+
+    def _agree(self) -> None:
+        """Go on where rank 0 is: by numbers of its own a rank may have drawn something more."""
+        found = [Streams()]
+        dist.broadcast_object_list(found, 0)
+        if self.rank:
+            found[0].set_back()
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -312,13 +345,17 @@ class Feeds:
 
         Of an evaluation in between nothing is left when the training goes on.
         """
-        is_known = any(feed.trains for feed in self.by_loader.values())
+        is_known = any(feed.trains for feed in self._held())
         return is_known or any(iterator.count for iterator in self.drawn.values())
 
     @property
     def chosen(self) -> int:
         """A checksum of the samples that the loaders of the training chose, whole batches each."""
-        return sum(feed.chosen for feed in self.by_loader.values() if feed.trains)
+        return sum(feed.chosen for feed in self._held() if feed.trains)
+
+    def _held(self) -> set[Feed]:
+        """Return what loaders give: one that a `for` makes is gone while its iterator goes on."""
+        return {*self.by_loader.values(), *(iterator.feed for iterator in self.drawn.values())}
 
     def begin(self, loader: Any, *, is_training: bool) -> None:
         """Make a loader ready for an iterator, which is then made from the shared streams."""
@@ -401,16 +438,21 @@ class _SharedIterator:
 
     def __next__(self) -> Any:
         feed, feeds = self.feed, self.feeds
+        streams = feeds.streams
+        assert streams is not None
+        if feed.shares:
+            streams.begin_epoch()
         try:
             if not feed.cuts_batches:
                 batch = next(self.batches)
                 feeds.had(self, *(feed.sizes.popleft() if feed.sizes else (0, 0)))
                 return batch
-            assert feeds.streams is not None
-            with feeds.streams.drawing():  # a stream in this process draws alike on every rank
+            with streams.drawing():  # a stream in this process draws alike on every rank
                 batch = next(self.batches)
         except StopIteration:
             self.count += 2  # whoever draws to the end before a backward does not train
+            if feed.shares:
+                streams.end_epoch()
             raise
         samples = own = leading_size(batch)
         if feed.shares and samples:
@@ -484,12 +526,14 @@ def gathered(output: Any, samples: int, part: Part) -> Any:
     """
 
     def gather(item: Any) -> Any:
-        if not isinstance(item, torch.Tensor) or not item.is_floating_point():
+        if not isinstance(item, torch.Tensor):
             return item
-        if item.ndim == 0:
+        if item.ndim == 0 and item.is_floating_point():
             return _Gather.apply(item[None], part).mean()  # type: ignore[no-untyped-call]
-        if len(item) == samples:
-            return _Gather.apply(item.contiguous(), part)  # type: ignore[no-untyped-call]
+        if item.ndim and len(item) == samples:
+            sent = item.byte() if item.dtype == torch.bool else item
+            rows = _Gather.apply(sent.contiguous(), part)  # type: ignore[no-untyped-call]
+            return rows.to(item.dtype)
         return item
 
     return _changed(output, gather)

@@ -19,6 +19,8 @@ BUCKET_BYTES = 250 << 20
 """Bytes that are sent together where a model's state is made alike, as DDP does."""
 LOOKED_THROUGH = 8
 """Backwards whose graphs are searched for what is trained and belongs to no model."""
+REENTRANT = "CheckpointFunctionBackward"
+"""Node of a checkpoint that computes again in a backward of its own."""
 
 
 def make_alike(tensors: Iterable[torch.Tensor]) -> None:
@@ -37,6 +39,7 @@ class Replicas:
         self.roots: list[nn.Module] = []
         self.covered: set[int] = set()
         self.backwards = 0
+        self.warned_of_hooks = False
 
     def add(self, root: nn.Module) -> None:
         """Take on a root model: rank 0's values, and its gradients averaged from now on."""
@@ -51,6 +54,12 @@ class Replicas:
         new = [one for key, one in by_id.items() if key not in self.covered]
         if new:
             self.covered |= {*by_id}
+            if any(leaf._backward_hooks for leaf in new) and not self.warned_of_hooks:
+                self.warned_of_hooks = True
+                say(
+                    "a hook on a parameter sees the gradient of each rank's part: what masks or "
+                    "scales it trains as in one process, what clips or measures it does not"
+                )
             held = nn.Module()  # nn.ParameterList would make parameters of its own of plain tensors
             for number, leaf in enumerate(new):
                 held._parameters[str(number)] = leaf  # type: ignore[assignment]
@@ -72,8 +81,10 @@ class Replicas:
         make_alike(buffer for root in self.roots for buffer in root.buffers())
 
     def before_backward(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Expect a gradient of each parameter that the outputs depend on."""
+        """Expect a gradient of each parameter that the outputs depend on; one may have thawed."""
         self.backwards += 1
+        for root in self.roots:
+            self._cover(root.parameters())
         if self.backwards <= LOOKED_THROUGH:
             self._cover(leaves_of(outputs))
         for engine in self.engines:
@@ -117,6 +128,11 @@ def leaves_of(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if node in seen:
             continue
         seen.add(node)
+        if node.name() == REENTRANT:
+            stop(
+                "checkpoint(use_reentrant=True) hides its parameters from the exchange of the "
+                "gradients: give it use_reentrant=False"
+            )
         leaf = getattr(node, "variable", None)  # of AccumulateGrad
         if leaf is not None:
             found[id(leaf)] = leaf
@@ -153,6 +169,8 @@ class Shards:
         self.roots.append(root)
         make_alike([*root.parameters(), *root.buffers()])
         before = dict(root.named_parameters())
+        if any(parameter._backward_hooks for parameter in before.values()):
+            stop("the script has hooks on parameters, which shards would lose: leave --zero at 0")
         for module in (*blocks_of(root), root):
             fully_shard(
                 module,

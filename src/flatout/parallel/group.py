@@ -41,6 +41,10 @@ LET_GO_S = 0.2
 NAMED_S = 5.0
 """How long a rank that lost another one waits to be ended: the other one has the reason, and
 torchrun names the first that it sees gone."""
+LOST = (
+    "another rank has ended. If none has failed, the script stopped early there: it decides by "
+    "numbers that differ between ranks, as what it counts over the samples of the training loader"
+)
 FAILED = 2
 """Exit code of a rank that cannot go on without training something wrong."""
 MAX_SEED = 2**32

@@ -25,7 +25,7 @@ from flatout.parallel.batches import (
     part_of_batch,
 )
 from flatout.parallel.engines import Replicas, Shards, warn_of_batch_statistics
-from flatout.parallel.loss_form import SUM, Nodes, forms_of
+from flatout.parallel.loss_form import CURVED, SUM, LossForm, Nodes, are_constant, forms_of
 
 CHECKED_EVERY = 500
 """Steps between two comparisons of the ranks' parameters; at first they are compared after steps
@@ -52,6 +52,7 @@ def never_quietly(act: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:  # noqa: BLE001  whatever it is, going on would train wrongly
             if group.is_about_another(error):
                 time.sleep(group.NAMED_S)
+                group.stop(f"{group.LOST} ({str(error).splitlines()[0]})")
             group.stop(f"cannot spread this training: {type(error).__name__}: {error}")
 
     return acting
@@ -73,10 +74,12 @@ class ParallelTraining:
         """Of the models of such a script: whether a batch's outputs are those of its parts."""
         self.is_sum = False
         """Whether the loss of the backward under way is the sum of the parts' losses."""
-        self.forms: dict[Nodes, tuple[frozenset[str], int]] = {}
-        """By the nodes of their graphs what losses of whole batches were, and of how many samples.
-        """
-        self.warned_of_sum = self.warned_of_samples = False
+        self.weight: float | torch.Tensor = 1.0
+        """Of this rank's loss otherwise."""
+        self.forms: dict[tuple[str, ...], tuple[frozenset[str], int, tuple[Nodes, ...]]] = {}
+        """By the nodes of their graphs what losses of whole batches were, of how many samples, and
+        the factors of their terms."""
+        self.warned_of_sum = self.warned_of_samples = self.warned_of_curve = False
         self.calls = 0
         """Training calls on batches that no loader gave."""
         self.losses: list[torch.Tensor] = []
@@ -103,18 +106,25 @@ class ParallelTraining:
     def _explaining(self, show: Callable[..., None]) -> Callable[..., None]:
         """Return what shows an error; after one in the first part of a batch it says what that is.
 
-        Before it the training took a step with a whole batch.
+        Before it the training took a step with a whole batch. Later parts may be of one sample.
         """
 
         @functools.wraps(show)
         def explain(*error: Any) -> None:
             show(*error)
-            if self.feeds.first_part and not self.feeds.has_trained_on_parts:
+            if isinstance(error[1], Exception) and group.is_about_another(error[1]):
+                sys.stderr.write(f"flatout: {group.LOST}\n")
+            elif self.feeds.first_part and not self.feeds.has_trained_on_parts:
                 samples, own = self.feeds.first_part
                 sys.stderr.write(
                     f"flatout: this was the first batch of which each rank has a part, {own} of "
                     f"{samples} samples: a script that counts on its batch size has to take it "
                     "from the batch, as in len(x)\n"
+                )
+            elif self.feeds.first_part and self.feeds.worked_on == 1:
+                sys.stderr.write(
+                    "flatout: this rank had one sample of a batch: what needs several, as batch "
+                    "normalisation does, needs larger batches, and drop_last=True in the loader\n"
                 )
 
         return explain
@@ -164,7 +174,8 @@ class ParallelTraining:
             if self.feeds.is_fed:
                 self.feeds.worked_on = samples
                 output = call(*args, **kwargs)
-                self.losses += [one for one in _leaves(output) if one.ndim == 0]
+                numbers = [one for one in _leaves(output) if one.ndim == 0]
+                self.losses += [one for one in numbers if one.is_floating_point()]
                 return output
             self._check_inputs((args, kwargs))
             if not samples or samples % self.part.ranks:
@@ -256,16 +267,16 @@ class ParallelTraining:
             if kwargs.get("inputs") is not None:
                 group.stop("backward(inputs=...) leaves parameters out: it cannot be spread")
             outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            share = self.feeds.share()
-            self.is_sum = self.feeds.is_fed and self._is_sum(outputs, share)
-            scale = self.part.ranks * (1.0 if self.is_sum else share.weight)
+            scale = self.part.ranks * self._weigh(outputs)
             self.engine.before_backward(outputs)
-            if scale == 1:
+            if isinstance(scale, float) and scale == 1:
                 return outputs, grad_tensors
             if grad_tensors is None:
-                return outputs, [torch.full_like(one, scale) for one in outputs]
+                grad_tensors = [torch.ones_like(one) for one in outputs]
             given = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else grad_tensors
-            return outputs, [None if one is None else one * scale for one in given]
+            return outputs, [
+                None if one is None else one * torch.as_tensor(scale).to(one) for one in given
+            ]
 
         @functools.wraps(call)
         def run(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -276,22 +287,52 @@ class ParallelTraining:
 
         return run
 
-    def _is_sum(self, outputs: Sequence[torch.Tensor], share: Share) -> bool:
+    def _weigh(self, outputs: Sequence[torch.Tensor]) -> float | torch.Tensor:
+        """Return what the loss of this rank's part counts for in that of the whole batch."""
+        share, loss = self.feeds.share(), outputs[0]
+        self.is_sum, self.weight = False, share.weight
+        if self.feeds.is_fed and len(outputs) == 1 and loss.numel() == 1 and share.own:
+            form = forms_of(loss, share.own)
+            self.is_sum = self._is_sum(form, share)
+            if share.is_part and CURVED in form.forms and not self.warned_of_curve:
+                self.warned_of_curve = True
+                group.say(
+                    "the loss is no mean over the samples, but made of one (a root, a ratio): over "
+                    "ranks it is the mean of what their parts give, which differs from one process"
+                )
+            if share.is_part:
+                self.weight = self._share_of(form.weight, share)
+        return 1.0 if self.is_sum else self.weight
+
+    def _share_of(self, weight: torch.Tensor | None, share: Share) -> torch.Tensor:
+        """Return this rank's share by what samples weigh, and by their number where one is lost.
+
+        That may be on one rank alone, where it is compiled: so all ranks ask.
+        """
+        own = torch.zeros(2, dtype=torch.float64, device=group.device_of_group())
+        if weight is not None:
+            own += torch.stack((weight.to(own) * bool(share.weight), own.new_ones(())))
+        whole = own.clone()
+        dist.all_reduce(whole)
+        return torch.where(whole[1] == self.part.ranks, own[0] / whole[0], share.weight)
+
+    def _is_sum(self, form: LossForm, share: Share) -> bool:
         """Return whether what backward is called on is a sum over the samples of a part.
 
         It is where the same nodes, with the same factors, have summed the samples of a whole batch:
-        then no factor is one over the samples' number, and no size is theirs by chance.
+        then no factor is one over the samples' number, and no size is theirs by chance. A factor
+        that follows a schedule, of one sum among others, is none of the samples' either.
         """
-        loss = outputs[0]
-        if len(outputs) > 1 or loss.numel() > 1 or not share.own:
-            return False
-        forms, nodes = forms_of(loss, share.own)
+        forms, nodes, sums, _ = form
+        names = tuple(name for name, _ in nodes)
         if not share.is_part:
             if len(self.forms) < MOST_FORMS:
-                self.forms.setdefault(nodes, (forms, share.own))
+                self.forms.setdefault(names, (forms, share.own, sums))
             return False
-        whole, samples = self.forms.get(nodes, (frozenset(), 0))
+        whole, samples, factors = self.forms.get(names, (frozenset(), 0, ()))
         if SUM not in forms or SUM not in whole or samples == share.own:
+            return False
+        if not are_constant(sums, factors, share.own, samples):
             return False
         if len(whole) > 1 and not self.warned_of_sum:
             self.warned_of_sum = True
@@ -309,7 +350,7 @@ class ParallelTraining:
             losses = {id(one): one for one in (*self.losses, *outputs) if one.numel() == 1}
             device = group.device_of_group()
             own = [loss.detach().to(device, torch.float64).reshape(()) for loss in losses.values()]
-            counted = own if self.is_sum else [loss * weight for loss in own]
+            counted = own if self.is_sum else [self._weighed(loss) for loss in own]
             one = torch.full((), weight, dtype=torch.float64, device=device)
             whole = torch.stack([*counted, one])
             dist.all_reduce(whole)
@@ -320,6 +361,11 @@ class ParallelTraining:
                 self._check_weights()
         self.losses.clear()
         self.feeds.trained()
+
+    def _weighed(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return what a loss adds to the batch's: of ignored samples alone it is no number."""
+        weight = torch.as_tensor(self.weight, dtype=loss.dtype, device=loss.device)
+        return torch.where(weight == 0, 0.0, loss * weight)
 
     def _check_weights(self) -> None:
         """Stop where the ranks' shares in a batch did not make up one: reading waits for a GPU."""
@@ -370,9 +416,9 @@ class ParallelTraining:
 
 
 def _leaves(output: Any) -> list[torch.Tensor]:
-    """Return the tensors of real numbers in a model's output, in order."""
+    """Return the tensors in a model's output, in order."""
     leaves = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
-    return [one for one in leaves if isinstance(one, torch.Tensor) and one.is_floating_point()]
+    return [one for one in leaves if isinstance(one, torch.Tensor)]
 
 
 def _is_due(count: int) -> bool:
@@ -384,6 +430,8 @@ def _is_close(whole: torch.Tensor, parts: torch.Tensor) -> bool:
     """Return whether two outputs are the same but for rounding."""
     if whole.shape != parts.shape:
         return False
+    if not whole.is_floating_point() and not whole.is_complex():
+        return torch.equal(whole, parts)
     is_half = whole.element_size() == 2 or torch.is_autocast_enabled(whole.device.type)
     close = CLOSE_IN_HALF if is_half else CLOSE
     norm = torch.linalg.vector_norm

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(17)
@@ -15,7 +16,12 @@ if kind == "own group":
 model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 kept = tuple(model.parameters()) if kind == "tuple" else ()
-data = TensorDataset(torch.randn(32, 4), torch.randn(32, 2))
+if kind == "root and hook":
+    model.weight.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+if kind == "one sample":
+    model = nn.Sequential(model, nn.BatchNorm1d(2))
+samples = 27 if kind == "one sample" else 32
+data = TensorDataset(torch.randn(samples, 4), torch.randn(samples, 2))
 
 
 class Unseeded:
@@ -38,9 +44,13 @@ if kind == "batches apart":
     batches = [data[rows] for rows in Unseeded()]
 for x, y in batches:
     out = model(x)
+    if kind == "reentrant":
+        out = checkpoint(model, x.requires_grad_(), use_reentrant=True)
     if kind == "counts on 8":
         y = y.view(8, 2)
     loss = (out - y).square().mean()
+    if kind == "root and hook":
+        loss = loss.sqrt()
     optimizer.zero_grad()
     loss.backward()
     if kind == "changed apart":
@@ -49,5 +59,7 @@ for x, y in batches:
     optimizer.step()
     if kind == "one fails" and torch.distributed.is_initialized() and torch.distributed.get_rank():
         raise RuntimeError("a disk of this rank is full")
+    if kind == "one stops" and torch.distributed.get_rank() == 0 and loss < 3:
+        sys.exit()
     print("loss", loss.item(), flush=True)
 print("trained to the end", os.getpid())

@@ -125,6 +125,9 @@ def test_what_cannot_be_offloaded_is_refused(target, spec, given, why):
         ("sums.py", ("--ranks", "2")),
         ("sums.py", ("--ranks", "4", "--zero", "2")),
         ("stream.py", ("--ranks", "2")),
+        ("phases.py", ("--ranks", "2")),
+        ("weighed.py", ("--ranks", "2")),
+        ("labels.py", ("--ranks", "2")),
     ],
 )
 def test_losses_and_weights_are_those_of_one_process(tmp_path, script, options):
@@ -196,6 +199,8 @@ def test_each_sample_is_drawn_once_in_an_epoch_with_draws_that_differ_by_rank(tm
         ("batches apart", "rank 1: this rank makes other batches than rank 0"),
         ("counts on 8", "of which each rank has a part, 4 of 8 samples"),
         ("one fails", "a disk of this rank is full"),
+        ("one sample", "this rank had one sample of a batch: what needs several"),
+        ("reentrant", "give it use_reentrant=False"),
     ],
 )
 def test_what_cannot_be_spread_ends_with_the_reason_and_leaves_no_process(tmp_path, kind, why):
@@ -228,6 +233,23 @@ def test_a_sampler_that_draws_apart_on_each_rank_is_named_once(tmp_path):
 
     assert run.returncode == 0
     assert run.stderr.count("the ranks choose different samples") == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_goes_on_alone_says_what_may_have_stopped_the_other(tmp_path):
+    run = trained(tmp_path / "work", "wrong.py", "one stops", options=("--ranks", "2"))
+
+    assert run.returncode != 0
+    assert "another rank has ended. If none has failed, the script stopped early" in run.stderr
+
+
+@pytest.mark.slow
+def test_a_root_of_a_mean_and_a_hook_on_a_parameter_are_said_once(tmp_path):
+    run = trained(tmp_path / "work", "wrong.py", "root and hook", options=("--ranks", "2"))
+
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("the loss is no mean over the samples, but made of one") == 1
+    assert run.stderr.count("a hook on a parameter sees the gradient of each rank's part") == 1
 
 
 @pytest.mark.slow
