@@ -141,7 +141,7 @@ def test_an_empty_folder_holds_nothing_to_copy(tmp_path):
     ("target", "folder", "words"),
     [
         ("nowhere", "out", "is no folder"),
-        ("source", "source/out", "lies in"),
+        ("source", "source/out", "is in"),
         ("source", "full", "is not empty"),
     ],
 )
