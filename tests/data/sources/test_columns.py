@@ -47,21 +47,11 @@ def test_parquet_is_packed_row_by_row(tmp_path):
     assert not (tmp_path / "a/.pack").exists()
 
 
-def test_several_parquet_files_of_a_folder_are_one_set(tmp_path):
+@pytest.mark.parametrize("first", ["a.parquet", "A.PARQUET"])
+def test_several_parquet_files_of_a_folder_are_one_set(tmp_path, first):
     (tmp_path / "p").mkdir()
     table = pa.table(rows())
-    pq.write_table(table.slice(0, 4), tmp_path / "p/a.parquet")
-    pq.write_table(table.slice(4), tmp_path / "p/b.parquet")
-
-    packed(tmp_path / "p", tmp_path / "a")
-
-    check(tmp_path / "a")
-
-
-def test_names_in_capitals_are_of_the_set(tmp_path):
-    (tmp_path / "p").mkdir()
-    table = pa.table(rows())
-    pq.write_table(table.slice(0, 4), tmp_path / "p/A.PARQUET")
+    pq.write_table(table.slice(0, 4), tmp_path / "p" / first)
     pq.write_table(table.slice(4), tmp_path / "p/b.parquet")
 
     packed(tmp_path / "p", tmp_path / "a")
