@@ -29,7 +29,7 @@ LINES = {
     "hardware": 2_418,
     "kernels": 2_255,
     "launch": 2_117,
-    "parallel": 5_390,
+    "parallel": 5_391,
     "planner": 6_847,
     "records": 5_610,
     "reporting": 5_196,

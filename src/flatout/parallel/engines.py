@@ -321,8 +321,9 @@ def _shared_as(value: Any, parameter: Any) -> Any:
 
 
 def warn_of_batch_statistics(root: nn.Module) -> None:
-    """Say once that batch normalisation sees a part of the batch only."""
-    norm = next((m for m in root.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)), None)
+    """Say once that batch normalisation sees a part of the batch only; a frozen one sees none."""
+    norms = (m for m in root.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    norm = next((m for m in norms if m.training), None)
     if norm is not None and not isinstance(norm, nn.SyncBatchNorm):
         say(
             f"{type(norm).__name__} takes its statistics from each rank's part of the batch, "
