@@ -26,12 +26,7 @@ from flatout.planner.device_model import RESERVE_ERRORS
 from flatout.planner.largest_batch import affine, largest_batch, steady_replay
 from flatout.planner.memory_trace import open_tracer
 from flatout.planner.tracing.script import TraceRequest
-from flatout.planner.workspaces import (
-    SCHEMA,
-    file_name,
-    find_calibration,
-    with_workspaces,
-)
+from flatout.planner.workspaces import SCHEMA, find_calibration, with_workspaces
 from flatout.records.memory_stream import MemoryStream
 from flatout.records.plan import NumberSource
 from flatout.records.units import GIB, format_bytes
@@ -295,6 +290,16 @@ def calibration(place: Place, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
         errors["reserve"] = [max(0.0, -min(seen["reserved"])), max(0.0, *seen["reserved"])]
     document = calibration_document(place.gpu.name, place.torch, amounts, errors)
     return {"file": file_name(place.gpu.name, place.torch), "document": document}
+
+
+def file_name(gpu: str, torch_version: str) -> str:
+    """Return the name of a calibration's file.
+
+    >>> file_name("h200", "2.11.0+cu130")
+    'h200-torch-2.11.json'
+    """
+    series = ".".join(torch_version.split(".")[:2])
+    return f"{gpu}-torch-{series}.json"
 
 
 def calibration_document(

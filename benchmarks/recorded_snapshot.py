@@ -102,7 +102,7 @@ def replay_recorded(
     recorded = tuple(entry["size"] for entry in entries if entry["action"] in FROM_DEVICE)
     return RecordedReplay(
         recorded_reserved=_peak_reserved(entries),
-        simulated_reserved=allocator.books.peak_reserved,
+        simulated_reserved=allocator.peak_reserved,
         recorded_segments=recorded,
         simulated_segments=tuple(simulated),
         requests=requests,

@@ -33,7 +33,7 @@ ALLOWED = {
     "data.images.substitution": (PATCHES, "_SWAPS"),
     "data.proof.aliases": (PATCHES, "_GIVEN", "_SEEN"),
     "data.proof.joint_proof": (SCRIPT, "_tried"),
-    "planner.tracing.cuda_shim": (SHIM, "_done", "_kept"),
+    "planner.tracing.cuda_shim": (SHIM, "_kept"),
     "planner.tracing.simulated_gpu": (SHIM, "_capability"),
 }
 """By module why it has them, and their names."""

@@ -43,17 +43,18 @@ def truth(subject, batch):
 
 def ours(subject, batch):
     """Return the traced peak, and the classic formula with the trace's own terms."""
-    stream = trace_host(subject, batch=batch, steps=2)
+    stream = trace_host(subject, batch=batch)
     course = stream.alive()
     at_peak = components_at(stream, course.index(max(course)))
-    return max(course), formula(at_peak, largest_by_component(stream)).bytes
+    estimate, _ = formula(at_peak, largest_by_component(stream))
+    return max(course), estimate
 
 
 def extrapolated(subject, batch):
     """Return how many allocations differ at three times the batch, and of how many."""
     model = affine(trace(subject, batch=batch), trace(subject, batch=batch + 1))
-    off = difference(model.at(3 * batch), trace(subject, batch=3 * batch))
-    return {"off": off.count, "of": off.total}
+    off, of = difference(model.at(3 * batch), trace(subject, batch=3 * batch))
+    return {"off": off, "of": of}
 
 
 def tracker(subject, batch):

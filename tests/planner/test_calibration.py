@@ -2,14 +2,10 @@ import json
 
 import pytest
 
-from benchmarks.gpu_memory import calibration_document
+from benchmarks.gpu_memory import calibration_document, file_name
 from flatout.hardware.catalogue import CATALOGUE, find_gpu
 from flatout.planner import workspaces
-from flatout.planner.workspaces import (
-    file_name,
-    find_calibration,
-    with_environment,
-)
+from flatout.planner.workspaces import find_calibration, with_environment
 from flatout.records.plan import NumberSource
 from flatout.records.units import MIB
 

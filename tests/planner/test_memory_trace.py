@@ -404,11 +404,10 @@ def test_where_a_gpu_cannot_be_pretended_the_host_stands_in(folder, monkeypatch)
     assert asked == ["cuda", "cpu"]
 
 
-@pytest.mark.parametrize("request_", [TraceRequest(batch=0), TraceRequest(steps=0)])
-@pytest.mark.parametrize("target", ["planned_task.py:task", "planned_steps.py"])
-def test_refuses_numbers_that_make_no_sense(folder, target, request_):
+@pytest.mark.parametrize("numbers", [{"batch": 0}, {"batch": -1}, {"batch": 1.5}])
+def test_refuses_numbers_that_make_no_sense(numbers):
     with pytest.raises(UserError, match="whole number"):
-        trace_memory(target, request=request_)
+        TraceRequest(**numbers)
 
 
 def test_traces_the_model_that_a_configuration_describes(folder):

@@ -194,7 +194,7 @@ def test_gradients_that_ranks_have_yet_to_average_are_not_used_early():
     def is_offered(stream, gpus):
         here = ground(gpus=gpus)
         technique = next(one for one in candidates(here) if one.label == "optimizer_in_backward")
-        return technique.helps(stream, here)
+        return technique.model.helps(stream, here)
 
     alone = toy_stream(2, 2)
 
@@ -219,8 +219,8 @@ def test_gradients_that_are_needed_together_are_not_used_early(why):
     changed = replace(stream, allocations=(*stream.allocations, norm), marks=marks)
     technique = next(one for one in candidates(ground()) if one.label == "optimizer_in_backward")
 
-    assert technique.helps(stream, ground())
-    assert not technique.helps(changed, ground())
+    assert technique.model.helps(stream, ground())
+    assert not technique.model.helps(changed, ground())
 
 
 def test_a_technique_that_was_traced_is_not_modelled():
@@ -354,7 +354,7 @@ def test_a_chunked_loss_makes_log_probabilities_in_parts_and_keeps_the_logits():
 def test_recompute_costs_at_most_a_third_of_the_flops_and_its_traffic():
     option = next(c for c in candidates(ground("h200")) if c.label.endswith("mode=full"))
 
-    ratio = option.cost(toy_stream(64, layers=24), ground("h200"))
+    ratio = option.model.cost(toy_stream(64, layers=24), ground("h200"))
 
     assert 1.05 < ratio < 1.6
 

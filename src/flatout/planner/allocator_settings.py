@@ -3,9 +3,8 @@
 The rules are those of torch 2.13: c10/core/AllocatorConfig.h, c10/cuda/CUDAAllocatorConfig.cpp.
 """
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from flatout.records.errors import UserError, unknown
@@ -23,10 +22,6 @@ MIN_LARGE = 10 * MIB
 """From here on an allocation has a segment of its own size (kMinLargeAlloc)."""
 ROUND_LARGE = 2 * MIB
 """Such a segment is a multiple of this (kRoundLarge)."""
-INTERVALS = 16
-"""Powers of two from 1 MiB to 64 GiB for which roundup_power2_divisions may differ."""
-FIRST_INTERVAL_BITS = 20
-"""The first of them is 2**20 bytes."""
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Where torch looks, the first that is set wins."""
 IGNORED = frozenset(
@@ -55,9 +50,9 @@ class AllocatorSettings:
     max_non_split_rounding: int = LARGE_SEGMENT
     """How much larger than asked for a block may be that is not split."""
     garbage_collection_threshold: float = 0.0
-    """Share of the allowed memory beyond which unused segments are given back; 0 never."""
-    roundup_divisions: tuple[int, ...] = ()
-    """Divisions between two powers of two, for each interval from 1 MiB on; empty rounds to 512."""
+    """Of no effect where `memory_fraction` is not set, and together they are refused."""
+    roundup_divisions: int = 0
+    """Divisions between two powers of two; 0 rounds to 512."""
     large_segment: int = LARGE_SEGMENT
     memory_fraction: float | None = None
     """Share of the device that the process may use, where it is limited."""
@@ -67,14 +62,13 @@ class AllocatorSettings:
 
         >>> AllocatorSettings().rounded(1), AllocatorSettings().rounded(1025)
         (512, 1536)
-        >>> AllocatorSettings(roundup_divisions=(4,) * 16).rounded(5000)
+        >>> AllocatorSettings(roundup_divisions=4).rounded(5000)
         5120
         """
         if size < MIN_BLOCK:
             return MIN_BLOCK
-        divisions = self._divisions(size)
-        if divisions > 1 and size > MIN_BLOCK * divisions:
-            return _to_next_division(size, divisions)
+        if self.roundup_divisions > 1 and size > MIN_BLOCK * self.roundup_divisions:
+            return _to_next_division(size, self.roundup_divisions)
         return -(-size // MIN_BLOCK) * MIN_BLOCK
 
     def segment_size(self, size: int) -> int:
@@ -85,11 +79,8 @@ class AllocatorSettings:
             return self.large_segment
         return -(-size // ROUND_LARGE) * ROUND_LARGE
 
-    def _divisions(self, size: int) -> int:
-        if not self.roundup_divisions:
-            return 0
-        interval = size.bit_length() - 1 - FIRST_INTERVAL_BITS
-        return self.roundup_divisions[min(max(interval, 0), INTERVALS - 1)]
+
+DEFAULT = AllocatorSettings()
 
 
 def parse_settings(text: str) -> AllocatorSettings:
@@ -98,14 +89,26 @@ def parse_settings(text: str) -> AllocatorSettings:
     >>> parse_settings("expandable_segments:True,max_split_size_mb:128").max_split_size
     134217728
     """
-    settings = AllocatorSettings()
-    for key, value in _pairs(text):
+    found: dict[str, Any] = {}
+    for part in filter(None, "".join(text.split()).split(",")):
+        key, colon, value = part.partition(":")
+        if not (key and colon):
+            raise UserError(
+                f"PYTORCH_ALLOC_CONF={text!r} cannot be read; write key:value pairs with commas "
+                "between"
+            )
         if key in CONVERTERS:
-            settings = replace(settings, **CONVERTERS[key](value))
+            field, convert = CONVERTERS[key]
+            found[field] = convert(key, value)
         elif key not in IGNORED:
             known = sorted(IGNORED | CONVERTERS.keys())
             raise UserError(f"PYTORCH_ALLOC_CONF: {unknown('setting', key, known)}")
-    return settings
+    if {"garbage_collection_threshold", "memory_fraction"} <= found.keys():
+        raise UserError(
+            "PYTORCH_ALLOC_CONF: what garbage_collection_threshold gives back under a "
+            "per_process_memory_fraction is not simulated; leave one of them out to plan"
+        )
+    return AllocatorSettings(**found)
 
 
 def settings_of_environment(variables: Mapping[str, str]) -> AllocatorSettings:
@@ -113,17 +116,7 @@ def settings_of_environment(variables: Mapping[str, str]) -> AllocatorSettings:
     for name in VARIABLES:
         if variables.get(name):
             return parse_settings(variables[name])
-    return AllocatorSettings()
-
-
-def _pairs(text: str) -> list[tuple[str, str]]:
-    plain = "".join(text.split())
-    parts = re.findall(r"([^:,\[\]]+):(\[[^\]]*\]|[^,\[\]]*)(?:,|$)", plain)
-    if ",".join(f"{key}:{value}" for key, value in parts) != plain.rstrip(","):
-        raise UserError(
-            f"PYTORCH_ALLOC_CONF={text!r} cannot be read; write key:value pairs with commas between"
-        )
-    return parts
+    return DEFAULT
 
 
 def _to_next_division(size: int, divisions: int) -> int:
@@ -135,10 +128,10 @@ def _to_next_division(size: int, divisions: int) -> int:
     return -(-size // division) * division if division else floor << 1
 
 
-def _flag(value: str) -> dict[str, Any]:
+def _flag(key: str, value: str) -> bool:
     if value not in ("True", "False"):
-        raise UserError(f"PYTORCH_ALLOC_CONF: expandable_segments:{value}; give True or False")
-    return {"expandable_segments": value == "True"}
+        raise UserError(f"PYTORCH_ALLOC_CONF: {key}:{value}; give True or False")
+    return value == "True"
 
 
 def _number(key: str, value: str, least: float, most: float = float("inf")) -> float:
@@ -152,49 +145,33 @@ def _number(key: str, value: str, least: float, most: float = float("inf")) -> f
     return number
 
 
-def _mebibytes(key: str, field: str, least: int) -> Callable[[str], dict[str, Any]]:
-    return lambda value: {field: int(_number(key, value, least)) * MIB}
+def _mebibytes(least: int) -> Callable[[str, str], int]:
+    return lambda key, value: int(_number(key, value, least)) * MIB
 
 
-def _share(key: str, field: str) -> Callable[[str], dict[str, Any]]:
-    return lambda value: {field: _number(key, value, 1e-9, 1.0)}
+def _share(key: str, value: str) -> float:
+    return _number(key, value, 1e-9, 1.0)
 
 
-def _divisions(value: str) -> dict[str, Any]:
-    """Read `4`, or `[256:1,512:2,>:8]` with intervals in MiB."""
-    if not value.startswith("["):
-        return {"roundup_divisions": (_power(value),) * INTERVALS}
-    table, last, is_first = [0] * INTERVALS, -1, True
-    for part in filter(None, value[1:-1].split(",")):
-        interval, _, count = part.partition(":")
-        if interval == ">":
-            table[last + 1 :] = [_power(count)] * (INTERVALS - last - 1)
-            continue
-        last = min(_power(interval).bit_length() - 1, INTERVALS - 1)
-        if is_first:
-            table[:last] = [_power(count)] * last
-        table[last], is_first = _power(count), False
-    return {"roundup_divisions": tuple(table)}
-
-
-def _power(text: str) -> int:
-    number = int(text) if text.isdigit() else -1
+def _power(key: str, value: str) -> int:
+    if value.startswith("["):
+        raise UserError(
+            f"PYTORCH_ALLOC_CONF: {key} that differ by size are not simulated; give one number"
+        )
+    number = int(value) if value.isdigit() else -1
     if number < 0 or number & (number - 1):
-        raise UserError(f"PYTORCH_ALLOC_CONF: roundup_power2_divisions: {text} is no power of two")
+        raise UserError(f"PYTORCH_ALLOC_CONF: {key}: {value} is no power of two")
     return number
 
 
-CONVERTERS: Mapping[str, Callable[[str], dict[str, Any]]] = {
-    "expandable_segments": _flag,
-    "max_split_size_mb": _mebibytes("max_split_size_mb", "max_split_size", 21),
-    "max_non_split_rounding_mb": _mebibytes(
-        "max_non_split_rounding_mb", "max_non_split_rounding", 21
-    ),
-    "large_segment_size_mb": _mebibytes("large_segment_size_mb", "large_segment", 1),
-    "garbage_collection_threshold": _share(
-        "garbage_collection_threshold", "garbage_collection_threshold"
-    ),
-    "per_process_memory_fraction": _share("per_process_memory_fraction", "memory_fraction"),
-    "roundup_power2_divisions": _divisions,
+CONVERTERS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
+    "expandable_segments": ("expandable_segments", _flag),
+    "max_split_size_mb": ("max_split_size", _mebibytes(21)),
+    "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes(21)),
+    "large_segment_size_mb": ("large_segment", _mebibytes(1)),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _share),
+    "per_process_memory_fraction": ("memory_fraction", _share),
+    "roundup_power2_divisions": ("roundup_divisions", _power),
 }
-"""Keys that change what the simulation does. torch refuses max_split_size_mb of 20 and less."""
+"""Keys that change what the simulation does, each with its field. torch refuses max_split_size_mb
+of 20 and less."""

@@ -1,15 +1,15 @@
 """What a plan is on: the device, what it takes alongside tensors, and how far to trust a trace."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flatout.analysis.stream_changes import REACHED_HALF, reached_flops
 from flatout.hardware.catalogue import GpuModel
-from flatout.planner.allocator_settings import AllocatorSettings
+from flatout.planner.allocator_settings import DEFAULT, AllocatorSettings
 from flatout.planner.workspaces import Calibration
 from flatout.records.memory_stream import MemoryStream
 from flatout.records.plan import Amount, NumberSource
 
-DEFAULT = AllocatorSettings()
 MARGINS = {"real": 0.0, "cuda_fake": 0.01, "virtual_cuda": 0.01, "cpu_fake": 0.05}
 """Error of a trace that is allowed for until one was measured on the GPU: three times what was seen
 on an H200; five times as much, chosen, where the host's operators stand in."""
@@ -41,15 +41,7 @@ class DeviceModel:
         """What is outside the allocator: the context and, with several ranks, NCCL."""
         parts = [self.calibration.context]
         parts += [self.calibration.nccl] if self.ranks > 1 else []
-        sources = {part.source for part in parts}
-        return Amount(
-            bytes=sum(part.bytes for part in parts),
-            source=NumberSource.ASSUMED
-            if NumberSource.ASSUMED in sources
-            else NumberSource.CALIBRATED,
-            low=sum(part.bytes if part.low is None else part.low for part in parts),
-            high=sum(part.bytes if part.high is None else part.high for part in parts),
-        )
+        return added(parts)
 
     def margin(self, stream: MemoryStream) -> float:
         """Return the relative error that a trace of this kind may have."""
@@ -72,7 +64,9 @@ class DeviceModel:
 
     def step_s(self, stream: MemoryStream) -> float:
         """Return about how long a step takes: its arithmetic, and its tensors' way to memory."""
-        return stream.model_flops / self.flops_per_s(stream) + self.traffic_s(_made(stream))
+        last = stream.steps - 1
+        made = sum(a.size for a in stream.allocations if a.step == last)
+        return stream.model_flops / self.flops_per_s(stream) + self.traffic_s(made)
 
     def flops_per_s(self, stream: MemoryStream) -> float:
         """Return the arithmetic that is reached in the precision of the step."""
@@ -103,7 +97,12 @@ class DeviceModel:
         return PASSES * count / self.gpu.bandwidth
 
 
-def _made(stream: MemoryStream) -> int:
-    """Return the bytes of everything that the last step makes."""
-    last = stream.steps - 1
-    return sum(a.size for a in stream.allocations if a.step == last)
+def added(amounts: Sequence[Amount]) -> Amount:
+    """Return several amounts as one, as sure as the least sure of them."""
+    order = list(NumberSource)
+    return Amount(
+        bytes=sum(one.bytes for one in amounts),
+        source=max((one.source for one in amounts), key=order.index),
+        low=sum(one.bytes if one.low is None else one.low for one in amounts),
+        high=sum(one.bytes if one.high is None else one.high for one in amounts),
+    )

@@ -69,11 +69,6 @@ class Convolution:
         """Bytes of an element."""
         return ELEMENT_BYTES.get(self.dtype, FP32_BYTES)
 
-    @property
-    def is_pointwise(self) -> bool:
-        """Whether it is a matrix product of the tensors as they are."""
-        return self.taps == self.stride == 1
-
     def input_bytes(self) -> int:
         """Return the bytes of the input with padded channels."""
         return self.pictures * self.pixels_in * self._padded(self.inner) * self.element_bytes
@@ -162,7 +157,8 @@ class Convolution:
         if self.groups == self.inner > 1:
             return True
         is_aligned = self.pixels_out * self.element_bytes % (VECTOR_BYTES // 2) == 0
-        return self.is_pointwise and (self.is_channels_last or is_aligned)
+        # A matrix product of the tensors as they are.
+        return self.taps == self.stride == 1 and (self.is_channels_last or is_aligned)
 
     def _padded(self, channels: int) -> int:
         vector = VECTOR_BYTES // self.element_bytes

@@ -7,24 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from flatout.analysis.stream_changes import BUCKETS
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.replay import AllocatorReplay, replay
-from flatout.records.memory_stream import Allocation, MemoryStream, NotSteadyError, Phase, repeated
+from flatout.records.memory_stream import Allocation, MemoryStream, NotSteadyError, repeated
 from flatout.records.messages import words
 from flatout.records.plan import MAX_BATCH, Accumulating, LargestBatch
 
 
 class NotAffineError(Exception):
     """The two traces are not those of one computation at two batch sizes; says why."""
-
-
-class NotRepeatedError(NotAffineError):
-    """The later steps of a trace do not repeat its first: the other trace needs them, too."""
-
-
-REPEATED = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD)
-"""Phases in which a step allocates by the batch."""
 
 
 class Growth(NamedTuple):
@@ -43,7 +34,7 @@ class Affine:
     batch: int
     slopes: tuple[int, ...]
     """Bytes a further sample adds to each allocation."""
-    growth: tuple["Growth", ...]
+    growth: tuple[Growth, ...]
     """What a further sample adds to the numbers of each allocation."""
 
     def at(self, batch: int) -> MemoryStream:
@@ -64,30 +55,19 @@ class Affine:
         return sum(self.slopes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """What an extrapolated stream has other than a traced one."""
-
-    count: int
-    """Allocations of another size."""
-    total: int
-    """Allocations compared."""
-
-
 def affine(first: MemoryStream, second: MemoryStream) -> Affine:
     """Return the stream at every batch, from traces at two.
 
     Frees come in another order now and then, because autograd has a thread of its own: births
-    alone are compared, and the order of the first trace is kept. Of the second one step is enough
-    where the later steps of the first repeat its first one.
+    alone are compared, and the order of the first trace is kept.
 
     Raises:
         NotAffineError: if the traces differ in more than sizes, or sizes not by whole bytes.
-        NotRepeatedError: if the second has one step only, and that is not enough.
     """
-    one, other = _batches(first, second)
-    rows = second.allocations if second.steps == first.steps else _continued(first, second)
-    pairs = _matched(first.allocations, rows)
+    one, other = first.batch, second.batch
+    if one is None or other is None or one == other:
+        raise NotAffineError(words("plan.two_batches"))
+    pairs = _matched(first.allocations, second.allocations)
     step = other - one
     slopes, growth = [], []
     for before, after in pairs:
@@ -108,14 +88,14 @@ def affine(first: MemoryStream, second: MemoryStream) -> Affine:
     return Affine(stream=first, batch=one, slopes=tuple(slopes), growth=tuple(growth))
 
 
-def difference(expected: MemoryStream, traced: MemoryStream) -> Difference:
-    """Return what an extrapolated stream has other than the traced one at that batch.
+def difference(expected: MemoryStream, traced: MemoryStream) -> tuple[int, int]:
+    """Return how many sizes of a traced stream differ from the extrapolated ones, and of how many.
 
     Raises:
         NotAffineError: if they do not even hold the same allocations.
     """
     pairs = _matched(expected.allocations, traced.allocations)
-    return Difference(count=sum(a.size != b.size for a, b in pairs), total=len(pairs))
+    return sum(a.size != b.size for a, b in pairs), len(pairs)
 
 
 def _slopes(one: Sequence[int], other: Sequence[int], step: int) -> tuple[int, ...]:
@@ -144,41 +124,7 @@ def _grown(allocation: Allocation, slope: int, growth: Growth, more: int) -> All
             _moved(one, by, more)
             for one, by in zip(allocation.arguments, growth.arguments, strict=True)
         ),
-        stream=allocation.stream,
-        used_on=allocation.used_on,
     )
-
-
-def _batches(first: MemoryStream, second: MemoryStream) -> tuple[int, int]:
-    if first.batch is None or second.batch is None or first.batch == second.batch:
-        raise NotAffineError(words("plan.two_batches"))
-    return first.batch, second.batch
-
-
-def _continued(first: MemoryStream, second: MemoryStream) -> list[Allocation]:
-    """Return what a trace of one step allocates, and what the steps after it would.
-
-    For its batch a step allocates what the first one does. The optimizer makes its states in the
-    first one only: its part is taken from the other trace, as it does not depend on the batch.
-    """
-    begun = [row for row in first.allocations if row.step == 0]
-    pairs = _matched(begun, second.allocations)
-    if any(one.size != other.size for one, other in pairs if one.phase is Phase.OPTIMIZER):
-        raise NotRepeatedError
-    trained = [pair for pair in pairs if pair[0].phase in REPEATED and pair[0].operator != BUCKETS]
-    own, found = iter(second.allocations), []
-    repeats = {step: iter(trained) for step in range(1, first.steps)}
-    for row in first.allocations:
-        if row.step and row.phase in REPEATED:
-            one, other = next(repeats[row.step], (None, row))
-            if one is None or replace(one, step=row.step, line=row.line) != row:
-                raise NotRepeatedError
-            found.append(replace(other, step=row.step))
-        else:
-            found.append(row if row.step else next(own))
-    if any(True for rest in repeats.values() for _ in rest):
-        raise NotRepeatedError
-    return found
 
 
 def _matched(
@@ -221,7 +167,6 @@ def largest_batch(
     capacity: int,
     settings: AllocatorSettings,
     *,
-    most: int = MAX_BATCH,
     own: int = 0,
 ) -> LargestBatch:
     """Return the largest batches that fit, without and with the allocator's retries.
@@ -230,7 +175,6 @@ def largest_batch(
         at: the stream at a batch.
         capacity: bytes that the allocator may take of the device.
         settings: the allocator's.
-        most: no larger batch is tried.
         own: the script's batch, which is tried as well.
     """
     played = _remembered(at, capacity, settings)
@@ -239,7 +183,7 @@ def largest_batch(
         found = _search(works, guess, most)
         return own if found < own <= most and works(own) else found or None
 
-    with_retries = largest(lambda size: played(size).fits, guessed_batch(at, capacity), most)
+    with_retries = largest(lambda size: played(size).fits, guessed_batch(at, capacity), MAX_BATCH)
     highest = with_retries or 0
     without = largest(lambda size: _is_steady(played(size)), highest, highest)
     return LargestBatch(without_retries=without, with_retries=with_retries)

@@ -17,46 +17,27 @@ from flatout.records.memory_stream import Component, MemoryStream
 from flatout.records.messages import words
 from flatout.records.plan import Accumulating, NumberSource, Rung
 from flatout.records.recipe import Choice
-from flatout.records.technique import Numerics, name_of
-
-Cost = Callable[[MemoryStream, DeviceModel], float]
+from flatout.records.technique import MemoryOption, Numerics, PlannedDevice, name_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedOption:
-    """One technique."""
+    """One technique with one setting."""
 
     label: str
     """`technique setting=value`, or what to change by hand."""
-    change: Callable[[MemoryStream], MemoryStream]
-    cost: Cost
-    """Step time with it over that without."""
-    why: str
+    model: MemoryOption
+    """Of a group always: settings of one technique are in one, too."""
     changes_training: bool = False
-    settings: AllocatorSettings | None = None
-    """Another allocator's, where the technique is one of it."""
-    helps: Callable[[MemoryStream, DeviceModel], bool] = lambda *_: True
-    """Returns whether there is anything to win."""
-    group: str
-    """Those of one group do the same work, or are settings of one technique."""
-    is_last: bool = False
-    """Whether it is considered only where nothing else fits."""
 
 
 def candidates(ground: DeviceModel) -> list[TracedOption]:
     """Return all techniques for this device, without those of several GPUs where there is one."""
-    expandable = replace(ground.settings, expandable_segments=True)
     found = [
         TracedOption(
             label=Choice(technique=name_of(kind), settings=option.settings).label,
-            change=option.change,
-            cost=option.cost,
-            why=option.why,
+            model=replace(option, group=option.group or name_of(kind)),
             changes_training=kind.numerics is Numerics.TRAINING,
-            settings=expandable if option.expands_segments else None,
-            helps=option.helps,
-            group=option.group or name_of(kind),
-            is_last=option.is_last,
         )
         for kind in declaring("memory_options")
         for option in kind.memory_options()
@@ -69,17 +50,21 @@ def _sharding(ground: DeviceModel) -> list[TracedOption]:
     return [
         TracedOption(
             label=f"zero stage={stage} gpus={ground.gpus} (by hand)",
-            change=partial(transforms.sharded, stage=stage, shards=ground.gpus),
-            cost=partial(_sharding_cost, stage=stage),
-            why=words(f"plan.sharded_{stage}", n=str(ground.gpus)),
-            helps=lambda stream, _: not transforms.holds_shards(stream),
-            group="sharding",
+            model=MemoryOption(
+                change=partial(transforms.sharded, stage=stage, shards=ground.gpus),
+                cost=partial(_sharding_cost, ground, stage),
+                why=words(f"plan.sharded_{stage}", n=str(ground.gpus)),
+                helps=lambda stream, _: not transforms.holds_shards(stream),
+                group="sharding",
+            ),
         )
         for stage in (1, 2, 3)
     ]
 
 
-def _sharding_cost(stream: MemoryStream, ground: DeviceModel, stage: int) -> float:
+def _sharding_cost(
+    ground: DeviceModel, stage: int, stream: MemoryStream, _: PlannedDevice
+) -> float:
     """Return the ratio alongside plain data parallelism, which reduces gradients anyway."""
     if stage < 3:
         return 1.0
@@ -125,30 +110,27 @@ class Setup:
 def ladder(setup: Setup) -> tuple[Rung, ...]:
     """Return the step as it is and every way that saves memory."""
     base = _known(setup, (), lambda: _played(setup, setup.stream))
-    as_is = _rung(setup, (), base, base, why=words("plan.as_it_is"))
     options = [
         option
         for option in candidates(setup.ground)
-        if option.helps(setup.stream, setup.ground) and option.label not in setup.refused
+        if option.model.helps(setup.stream, setup.ground) and option.label not in setup.refused
     ]
-    usual = [option for option in options if not option.is_last]
-    singles = [_single(setup, option, base) for option in usual]
-    singles += _smaller_batches(setup, base)
-    singles = [rung for rung in singles if rung.saved_bytes > 0]
-    rungs = [as_is, *singles]
-    if not _has_way(rungs):
-        rungs += _together(setup, usual, singles, base)
-    if not _has_way(rungs) and len(usual) < len(options):
-        last = [_single(setup, option, base) for option in options if option.is_last]
-        last = [rung for rung in last if rung.saved_bytes > 0]
-        rungs += last
-        if not _has_way(rungs):
-            rungs += _together(setup, options, [*singles, *last], base)
-    ways = sorted(rungs, key=_order)
+    rungs = [_rung(setup, (), base, base, why=words("plan.as_it_is"))]
+    considered: list[TracedOption] = []
+    for is_last in (False, True):
+        own = [option for option in options if option.model.is_last is is_last]
+        singles = [_single(setup, option, base) for option in own]
+        singles += [] if is_last else _smaller_batches(setup, base)
+        rungs += [rung for rung in singles if rung.saved_bytes > 0]
+        considered += own
+        if own and not _has_way(rungs):
+            rungs += _together(setup, considered, rungs, base)
+        if _has_way(rungs):
+            break
     by_label = {option.label: option for option in options}
     return tuple(
         _with_batch(setup, rung, by_label) if number < MOST_BATCHES else rung
-        for number, rung in enumerate(ways)
+        for number, rung in enumerate(sorted(rungs, key=_order))
     )
 
 
@@ -159,11 +141,20 @@ def _has_way(rungs: Sequence[Rung]) -> bool:
 
 def _with_batch(setup: Setup, rung: Rung, by_label: Mapping[str, TracedOption]) -> Rung:
     """Return the way with the largest batch that it allows, where that is asked and known."""
+    at = setup.at
     if not (rung.fits and setup.finds_batches and all(c in by_label for c in rung.choices)):
         return rung
     if not rung.choices and setup.largest is not None:
         return replace(rung, largest_batch=setup.largest)
-    return replace(rung, largest_batch=_largest(setup, [by_label[c] for c in rung.choices]))
+    if at is None or any(choice in setup.traced for choice in rung.choices):
+        return rung
+    options = [by_label[choice] for choice in rung.choices]
+    most = largest_steady_batch(
+        lambda batch: _changed(at(batch), options),
+        setup.ground.limit(setup.stream),
+        _settings(setup, options),
+    )
+    return replace(rung, largest_batch=most)
 
 
 def _order(rung: Rung) -> tuple[bool, bool, float, bool, int]:
@@ -178,37 +169,30 @@ def _order(rung: Rung) -> tuple[bool, bool, float, bool, int]:
 
 def _single(setup: Setup, option: TracedOption, base: AllocatorReplay) -> Rung:
     stream = setup.traced.get(option.label)
-    found = _modelled(setup, (option,)) if stream is None else _played(setup, stream, option)
+    found = _modelled(setup, (option,)) if stream is None else _played(setup, stream, (option,))
     source = NumberSource.ASSUMED
     if stream is not None:
         source = NumberSource.TRACED
-    elif option.settings is not None:
+    elif option.model.expands_segments:
         source = NumberSource.SIMULATED
-    return Rung(
-        choices=(option.label,),
-        peak_bytes=found.peak_reserved + setup.ground.outside.bytes,
-        saved_bytes=base.peak_reserved - found.peak_reserved,
-        time_ratio=option.cost(setup.stream, setup.ground),
-        fits=found.fits,
-        why=option.why,
-        source=source,
-        changes_training=option.changes_training,
-    )
+    ratio = option.model.cost(setup.stream, setup.ground)
+    rung = _rung(setup, (option.label,), found, base, ratio=ratio, why=option.model.why)
+    return replace(rung, source=source, changes_training=option.changes_training)
 
 
 def _together(
-    setup: Setup, options: Sequence[TracedOption], singles: Sequence[Rung], base: AllocatorReplay
+    setup: Setup, options: Sequence[TracedOption], rungs: Sequence[Rung], base: AllocatorReplay
 ) -> list[Rung]:
     """Add techniques one at a time, the cheapest byte first, until it fits."""
-    by_label = {option.label: option for option in options}
-    alone = [r for r in singles if r.choices[0] in by_label and not r.changes_training]
+    by_label: dict[tuple[str, ...], TracedOption] = {(o.label,): o for o in options}
+    alone = [r for r in rungs if r.choices in by_label and not r.changes_training]
     alone.sort(key=lambda rung: ((rung.time_ratio - 1) / rung.saved_bytes, -rung.saved_bytes))
     saved = {rung.choices[0]: rung.saved_bytes for rung in alone}
     chosen: list[TracedOption] = []
     latest: list[Rung] = []
     for rung in alone:
-        option = by_label[rung.choices[0]]
-        rivals = [one for one in chosen if one.group == option.group]
+        option = by_label[rung.choices]
+        rivals = [one for one in chosen if one.model.group == option.model.group]
         if any(saved[one.label] >= rung.saved_bytes for one in rivals):
             continue
         # A stronger setting of what was chosen takes its place.
@@ -216,7 +200,7 @@ def _together(
         if len(chosen) < 2 or len(chosen) > MOST_TOGETHER:
             continue
         found = _modelled(setup, chosen)
-        cost = 1 + sum(one.cost(setup.stream, setup.ground) - 1 for one in chosen)
+        cost = 1 + sum(one.model.cost(setup.stream, setup.ground) - 1 for one in chosen)
         labels = tuple(one.label for one in chosen)
         latest = [_rung(setup, labels, found, base, ratio=cost, why=words("plan.all_together"))]
         if found.fits:
@@ -226,8 +210,16 @@ def _together(
 
 def _changed(stream: MemoryStream, options: Sequence[TracedOption]) -> MemoryStream:
     for option in options:
-        stream = option.change(stream)
+        stream = option.model.change(stream)
     return stream
+
+
+def _settings(setup: Setup, options: Sequence[TracedOption]) -> AllocatorSettings:
+    """Return the allocator's settings with these techniques."""
+    settings = setup.ground.settings
+    if any(option.model.expands_segments for option in options):
+        return replace(settings, expandable_segments=True)
+    return settings
 
 
 def _smaller_batches(setup: Setup, base: AllocatorReplay) -> Iterator[Rung]:
@@ -295,7 +287,7 @@ def _rung(
 def _modelled(setup: Setup, options: Sequence[TracedOption]) -> AllocatorReplay:
     """Return the replay with techniques by their models."""
     labels = tuple(option.label for option in options)
-    return _known(setup, labels, lambda: _played(setup, _changed(setup.stream, options), *options))
+    return _known(setup, labels, lambda: _played(setup, _changed(setup.stream, options), options))
 
 
 def _known(
@@ -306,12 +298,11 @@ def _known(
     return setup.replays[labels]
 
 
-def _played(setup: Setup, stream: MemoryStream, *options: TracedOption) -> AllocatorReplay:
+def _played(
+    setup: Setup, stream: MemoryStream, options: Sequence[TracedOption] = ()
+) -> AllocatorReplay:
     """Return the replay on the device; of what does not fit, with its peak on an endless one."""
-    settings = setup.ground.settings
-    for option in options:
-        settings = option.settings or settings
-    limit = setup.ground.limit(stream)
+    settings, limit = _settings(setup, options), setup.ground.limit(stream)
     if not _is_too_large(stream, limit):
         found = replay(stream, settings, capacity=limit)
         if found.fits:
@@ -322,18 +313,3 @@ def _played(setup: Setup, stream: MemoryStream, *options: TracedOption) -> Alloc
 def _is_too_large(stream: MemoryStream, limit: int) -> bool:
     """Return whether what is asked for is too much already: no need to play it on the device."""
     return max(stream.alive(), default=0) > limit
-
-
-def _largest(setup: Setup, options: Sequence[TracedOption]) -> int | None:
-    """Return the largest batch without retries, by the model of the techniques."""
-    at = setup.at
-    if at is None or not setup.finds_batches or any(c.label in setup.traced for c in options):
-        return None
-    settings = setup.ground.settings
-    for option in options:
-        settings = option.settings or settings
-
-    def changed(batch: int) -> MemoryStream:
-        return _changed(at(batch), options)
-
-    return largest_steady_batch(changed, setup.ground.limit(setup.stream), settings)

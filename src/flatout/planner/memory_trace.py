@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flatout.agent.journal_file import open_claims
 from flatout.launch import trial_folders
@@ -25,7 +26,6 @@ from flatout.launch.rollback import rollback
 from flatout.launch.trial_process import (
     TRACE,
     byte_code,
-    input_file,
     last_output,
     not_journaled,
     scratch_root,
@@ -34,7 +34,7 @@ from flatout.launch.workloads import parse_workload
 from flatout.planner.tracing.script import ScriptTracer, TraceRequest
 from flatout.records.errors import UserError
 from flatout.records.files import module_command, with_boot
-from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_json
+from flatout.records.input_files import parse_json
 from flatout.records.json_records import to_plain
 from flatout.records.memory_stream import MemoryStream, stream_from_json
 from flatout.records.messages import words
@@ -70,21 +70,10 @@ def open_tracer(
     else:
         workload = parse_workload(target, arguments)
     if not (workload.is_task or target.startswith(HF)):
-        script = ScriptTracer(workload, environment)
-        yield lambda request: script.trace(_checked(request))
+        yield ScriptTracer(workload, environment).trace
         return
     with _Process(workload, environment) as process:
         yield process.trace
-
-
-def _checked(request: TraceRequest) -> TraceRequest:
-    """Return the request."""
-    for name, value in (("batch", request.batch), ("steps", request.steps)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise UserError(f"{name} {value!r} cannot be traced; give a whole number > 0")
-    if request.device not in ("cuda", "cpu"):
-        raise UserError(f"device {request.device!r} cannot be traced; give cuda or cpu")
-    return request
 
 
 class _Process:
@@ -112,29 +101,20 @@ class _Process:
 
     def trace(self, request: TraceRequest) -> MemoryStream:
         """Return the stream of one request."""
-        request = _checked(request)
         reply = self.ask(request)
+        notes: tuple[str, ...] = ()
         if reply is None and request.device == "cuda":
             # A device that is not there is torch's inner business: fall back instead of giving up.
             reply = self.ask(replace(request, device="cpu"))
-            if reply is not None and "stream" in reply:
-                note = words("traced.died")
-                stream = self.read(reply)
-                return replace(stream, notes=(*stream.notes, note))
+            notes = (words("traced.died"),)
         if reply is None:
             raise UserError(f"the tracing process died: {self.last_words()}; nothing is predicted")
         if "error" in reply:
             raise UserError(reply["error"])
-        return self.read(reply)
+        stream = stream_from_json(reply["stream"])
+        return replace(stream, notes=(*stream.notes, *notes))
 
-    def read(self, reply: dict[str, str]) -> MemoryStream:
-        """Return the stream that the child wrote."""
-        path = Path(reply["stream"])
-        stream = stream_from_json(read_json(path, MAX_OWN_BYTES))
-        path.unlink()
-        return stream
-
-    def ask(self, request: TraceRequest) -> dict[str, str] | None:
+    def ask(self, request: TraceRequest) -> dict[str, Any] | None:
         """Return the child's reply, None where it died."""
         child = self.child or self.start()
         assert child.stdin is not None
@@ -148,21 +128,21 @@ class _Process:
         if not line:
             self.end()
             return None
-        reply: dict[str, str] = parse_json(line)
+        reply: dict[str, Any] = parse_json(line)
         return reply
 
     def next_line(self, limit_s: float) -> str:
-        """Return the child's next line, empty where it ended."""
+        """Return the child's next line, empty where it ended before that."""
         readable, _, _ = select.select([self.replies], [], [], limit_s)
         if not readable:
             self.end()
             raise UserError(f"the trace was not done within {limit_s:.0f} s")
         parts = []
-        while part := os.read(self.replies, 1 << 16):
+        while part := os.read(self.replies, 1 << 20):
             parts.append(part)
             if part.endswith(b"\n"):
-                break
-        return b"".join(parts).decode()
+                return b"".join(parts).decode()
+        return ""
 
     def start(self) -> "subprocess.Popen[str]":
         """Start the child."""
@@ -174,7 +154,6 @@ class _Process:
             "folder": str(self.folder),
             "replies": theirs,
             "not_journaled": not_journaled(self.environment, self.workload.folder),
-            "input": input_file(),
         }
         path = self.folder / "spec.json"
         path.write_text(json.dumps(spec), encoding="utf-8")

@@ -3,12 +3,12 @@
 `formula` is the classic estimate M = P*D_param + B*A*D_act + O*D_opt, next to it.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 
 from flatout.analysis.stream_changes import accumulated
-from flatout.planner.device_model import DeviceModel
+from flatout.planner.device_model import DeviceModel, added
 from flatout.planner.largest_batch import accumulation, fits_steadily, largest_batch
 from flatout.planner.memory_options import Setup, ladder
 from flatout.planner.replay import AllocatorReplay, alive_at, components_at, replay
@@ -18,24 +18,17 @@ from flatout.planner.workspaces import (
     with_convolution_bytes,
 )
 from flatout.records.memory import TensorAtPeak
-from flatout.records.memory_stream import Component, MemoryStream, Phase
-from flatout.records.plan import Accumulating, Amount, LargestBatch, NumberSource, Plan
+from flatout.records.memory_stream import Component, Mark, MemoryStream, Phase
+from flatout.records.plan import Accumulating, Amount, NumberSource, Plan
 
 COUNTED = (Component.PARAMETERS, Component.ACTIVATIONS, Component.OPTIMIZER)
 """The three terms: parameters, activations of the batch, optimizer state."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Formula:
-    """The estimate with the true bytes of its three terms, and what it leaves out."""
-
-    bytes: int
-    missed: Mapping[str, int]
-    """Bytes at the peak that no term counts, by name, the largest first."""
-
-
-def formula(at_peak: Mapping[Component, int], largest: Mapping[Component, int]) -> Formula:
-    """Return the estimate.
+def formula(
+    at_peak: Mapping[Component, int], largest: Mapping[Component, int]
+) -> tuple[int, Mapping[str, int]]:
+    """Return the estimate, and the bytes at the peak that none of its terms counts, by name.
 
     Args:
         at_peak: bytes alive at the peak.
@@ -43,10 +36,8 @@ def formula(at_peak: Mapping[Component, int], largest: Mapping[Component, int]) 
             they met.
     """
     missed = {part.value: count for part, count in at_peak.items() if part not in COUNTED and count}
-    return Formula(
-        bytes=sum(largest.get(part, 0) for part in COUNTED),
-        missed=dict(sorted(missed.items(), key=lambda item: -item[1])),
-    )
+    estimate = sum(largest.get(part, 0) for part in COUNTED)
+    return estimate, dict(sorted(missed.items(), key=lambda item: -item[1]))
 
 
 MOST_TENSORS = 12
@@ -72,12 +63,15 @@ def plan_of(target: str, setup: Setup, *, fit: bool = False) -> Plan:
     whole = played if played.fits else replay(stream, ground.settings)
     allocated, reserved = _amounts(stream, whole, ground)
     at_peak = components_at(stream, whole.peak_at)
-    classic = formula(at_peak, largest_by_component(stream))
-    batches = _batches(setup, limit) if fit else None
+    estimate, missed = formula(at_peak, largest_by_component(stream))
+    batches = None
+    if fit and setup.at is not None:
+        batches = largest_batch(setup.at, limit, ground.settings, own=stream.batch or 0)
     most = batches.without_retries if batches else None
-    phase, step = _moment(stream, whole.peak_at)
-    positions = thinned(stream, whole.peak_at)
+    before = (mark for mark in stream.marks if mark.at <= whole.peak_at)
+    moment = [Mark(0, Phase.SETUP, 0), *before][-1]
     course = stream.alive()
+    positions = thinned(course, whole.peak_at)
     return Plan(
         target=target,
         device=ground.gpu.full_name,
@@ -85,18 +79,18 @@ def plan_of(target: str, setup: Setup, *, fit: bool = False) -> Plan:
         batch=stream.batch,
         allocated=allocated,
         reserved=reserved,
-        used=_sum(reserved, ground.outside),
+        used=added([reserved, ground.outside]),
         components=_components(at_peak, reserved, ground, stream),
-        peak_phase=phase.value,
-        peak_step=step,
+        peak_phase=moment.phase.value,
+        peak_step=moment.step,
         largest=tuple(_tensors(stream, whole.peak_at)),
         timeline=tuple((position, course[position]) for position in positions),
         parts=parts_at(stream, positions),
         phases=tuple((mark.at, mark.phase.value, mark.step) for mark in stream.marks),
         largest_batch=batches,
         ladder=ladder(replace(setup, largest=most)),
-        formula_bytes=classic.bytes,
-        formula_missed=classic.missed,
+        formula_bytes=estimate,
+        formula_missed=missed,
         retries=max(played.retries_by_step[1:], default=0),
         accumulating=None if played.fits else accumulating(setup, most),
         notes=stream.notes,
@@ -106,18 +100,23 @@ def plan_of(target: str, setup: Setup, *, fit: bool = False) -> Plan:
 
 def largest_by_component(stream: MemoryStream) -> dict[Component, int]:
     """Return the largest bytes of each component at any time."""
-    now = dict.fromkeys(Component, 0)
-    most = dict(now)
-    for index, born in stream.events:
-        allocation = stream.allocations[index]
-        now[allocation.component] += allocation.size if born else -allocation.size
-        most[allocation.component] = max(most[allocation.component], now[allocation.component])
+    most = dict.fromkeys(Component, 0)
+    for part, now in _courses(stream):
+        most[part] = max(most[part], now[part])
     return most
 
 
-def thinned(stream: MemoryStream, peak_at: int) -> list[int]:
+def _courses(stream: MemoryStream) -> Iterator[tuple[Component, dict[Component, int]]]:
+    """Yield the component that each event changes, with the bytes of all of them after it."""
+    now = dict.fromkeys(Component, 0)
+    for index, born in stream.events:
+        allocation = stream.allocations[index]
+        now[allocation.component] += allocation.size if born else -allocation.size
+        yield allocation.component, now
+
+
+def thinned(course: Sequence[int], peak_at: int) -> list[int]:
     """Return positions for a plot: of every stretch the highest point, and the ends."""
-    course = stream.alive()
     if not course:
         return []
     width = max(1, ceil(len(course) / MOST_POINTS))
@@ -131,13 +130,7 @@ def thinned(stream: MemoryStream, peak_at: int) -> list[int]:
 def parts_at(stream: MemoryStream, positions: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Return the bytes of each component right after these events."""
     wanted = set(positions)
-    now = dict.fromkeys(Component, 0)
-    rows: list[dict[Component, int]] = []
-    for position, (index, born) in enumerate(stream.events):
-        allocation = stream.allocations[index]
-        now[allocation.component] += allocation.size if born else -allocation.size
-        if position in wanted:
-            rows.append(dict(now))
+    rows = [{**now} for at, (_, now) in enumerate(_courses(stream)) if at in wanted]
     return {
         part.value: tuple(row[part] for row in rows)
         for part in Component
@@ -157,19 +150,20 @@ def _amounts(
             for change in (lambda _: 0, lambda size: max(size, MOST_CONVOLUTION_BYTES))
         )
     less, more = compiled_spread(stream)
-    allocated = Amount(
-        bytes=found.peak_allocated,
-        source=NumberSource.TRACED,
-        low=int((min(low.peak_allocated, found.peak_allocated) - less) * (1 - margin)),
-        high=ceil((max(high.peak_allocated, found.peak_allocated) + more) * (1 + margin)),
+
+    def wide(name: str, source: NumberSource, below: float, above: float) -> Amount:
+        least, own, most = (getattr(one, name) for one in (low, found, high))
+        return Amount(
+            bytes=own,
+            source=source,
+            low=int((min(least, own) - less) * (1 - below)),
+            high=ceil((max(own, most) + more) * (1 + above)),
+        )
+
+    return (
+        wide("peak_allocated", NumberSource.TRACED, margin, margin),
+        wide("peak_reserved", NumberSource.SIMULATED, large, small),
     )
-    reserved = Amount(
-        bytes=found.peak_reserved,
-        source=NumberSource.SIMULATED,
-        low=int((min(low.peak_reserved, found.peak_reserved) - less) * (1 - large)),
-        high=ceil((max(high.peak_reserved, found.peak_reserved) + more) * (1 + small)),
-    )
-    return allocated, reserved
 
 
 def compiled_spread(stream: MemoryStream) -> tuple[int, int]:
@@ -216,16 +210,6 @@ def _guesses_convolution(stream: MemoryStream, ground: DeviceModel) -> bool:
     return ground.calibration.trace_error is None and has_convolution(stream)
 
 
-def _sum(one: Amount, other: Amount) -> Amount:
-    order = list(NumberSource)
-    return Amount(
-        bytes=one.bytes + other.bytes,
-        source=max(one.source, other.source, key=order.index),
-        low=(one.low or one.bytes) + (other.low or other.bytes),
-        high=(one.high or one.bytes) + (other.high or other.bytes),
-    )
-
-
 def _tensors(stream: MemoryStream, position: int) -> list[TensorAtPeak]:
     return [
         TensorAtPeak(
@@ -242,22 +226,6 @@ def _tensors(stream: MemoryStream, position: int) -> list[TensorAtPeak]:
             stream.allocations[index] for index in alive_at(stream, position)[:MOST_TENSORS]
         )
     ]
-
-
-def _moment(stream: MemoryStream, position: int) -> tuple[Phase, int]:
-    phase, step = Phase.SETUP, 0
-    for mark in stream.marks:
-        if mark.at > position:
-            break
-        phase, step = mark.phase, mark.step
-    return phase, step
-
-
-def _batches(setup: Setup, limit: int) -> LargestBatch | None:
-    at = setup.at
-    if at is None:
-        return None
-    return largest_batch(at, limit, setup.ground.settings, own=setup.stream.batch or 0)
 
 
 def accumulating(setup: Setup, largest: int | None) -> Accumulating | None:

@@ -4,18 +4,18 @@
 memory snapshots.
 """
 
+import itertools
 import pickle
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from flatout.planner.allocator import Block, CachingAllocator, DeviceFullError
-from flatout.planner.allocator_settings import AllocatorSettings
+from flatout.planner.allocator_settings import DEFAULT, AllocatorSettings
 from flatout.records.memory_stream import Allocation, Component, MemoryStream
-
-DEFAULT = AllocatorSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +56,14 @@ def replay(
     retries = [0] * max(1, stream.steps)
     full_at: int | None = None
     for step, start, end in _stretches(stream):
-        before = allocator.books.retries
+        before = allocator.retries
         full_at = player.play(start, end)
-        retries[min(step, len(retries) - 1)] += allocator.books.retries - before
+        retries[min(step, len(retries) - 1)] += allocator.retries - before
         if full_at is not None:
             break
     return AllocatorReplay(
-        peak_allocated=allocator.books.peak_allocated,
-        peak_reserved=allocator.books.peak_reserved,
+        peak_allocated=allocator.peak_allocated,
+        peak_reserved=allocator.peak_reserved,
         peak_at=player.peak_at,
         retries_by_step=tuple(retries),
         full_at=full_at,
@@ -106,17 +106,15 @@ class _Player:
                 if index in live:
                     allocator.free(live.pop(index))
                 continue
-            allocation = allocations[index]
-            if allocation.size == 0:
+            size = allocations[index].size
+            if size == 0:
                 continue  # torch hands out no memory for an empty tensor
             try:
-                live[index] = block = allocator.malloc(allocation.size, allocation.stream)
+                live[index] = allocator.malloc(size)
             except DeviceFullError:
                 return position
-            for other in allocation.used_on:
-                allocator.record_stream(block, other)
-            if allocator.books.allocated > self.peak:
-                self.peak, self.peak_at = allocator.books.allocated, position
+            if allocator.allocated > self.peak:
+                self.peak, self.peak_at = allocator.allocated, position
         return None
 
 
@@ -139,12 +137,46 @@ Frames = list[dict[str, Any]]
 def snapshot_of(
     stream: MemoryStream, settings: AllocatorSettings, capacity: int | None = None
 ) -> dict[str, Any]:
-    """Return what `torch.cuda.memory._snapshot()` would return after the stream's steps."""
-    writer = _Writer(stream, settings, capacity)
-    writer.play()
+    """Return what `torch.cuda.memory._snapshot()` would return after the stream's steps.
+
+    Where an allocation does not fit, that is the last one.
+    """
+    entries: list[dict[str, Any]] = []
+    frames_at: dict[int, Frames] = {}
+    position, frames = 0, Frames()
+
+    def tell(action: str, address: int, size: int, number: int) -> None:
+        entries.append(
+            {
+                "action": action,
+                "device_free" if action == "oom" else "addr": address,
+                "size": size,
+                "stream": number,
+                "time_us": position,
+                "compile_context": "N/A",
+                "user_metadata": "",
+                "frames": frames,
+            }
+        )
+
+    allocator = CachingAllocator(settings, capacity=capacity, listener=tell)
+    player = _Player(stream, allocator)
+    for position, (index, born) in enumerate(stream.events):
+        frames = _frames(stream.allocations[index])
+        if player.play(position, position + 1) is not None:
+            break
+        if born and index in player.live:
+            frames_at[player.live[index].address] = frames
+    chains = (allocator.chain(base) for base in sorted(allocator.segments))
+    stretches = (itertools.groupby(chain, key=attrgetter("is_mapped")) for chain in chains)
     return {
-        "segments": [_segment(chain, writer.frames_at) for chain in writer.chains()],
-        "device_traces": [writer.entries],
+        "segments": [
+            _segment([*stretch], frames_at)
+            for parts in stretches
+            for is_mapped, stretch in parts
+            if is_mapped
+        ],
+        "device_traces": [entries],
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": "",
             "expandable_segments": settings.expandable_segments,
@@ -163,60 +195,6 @@ def write_snapshot(snapshot: dict[str, Any], path: Path) -> None:
     path.write_bytes(pickle.dumps(snapshot, protocol=PROTOCOL))
 
 
-class _Writer:
-    """Plays a stream and keeps what a recording would have kept."""
-
-    def __init__(
-        self, stream: MemoryStream, settings: AllocatorSettings, capacity: int | None
-    ) -> None:
-        self.stream = stream
-        self.entries: list[dict[str, Any]] = []
-        self.frames_at: dict[int, Frames] = {}
-        self._position = 0
-        self._frames: Frames = []
-        self._allocator = CachingAllocator(settings, capacity=capacity, listener=self._tell)
-
-    def play(self) -> None:
-        """Play all events, or those up to the one that did not fit."""
-        player = _Player(self.stream, self._allocator)
-        for position, (index, born) in enumerate(self.stream.events):
-            self._position, self._frames = position, _frames(self.stream.allocations[index])
-            if player.play(position, position + 1) is not None:
-                return
-            if born and index in player.live:
-                self.frames_at[player.live[index].address] = self._frames
-
-    def chains(self) -> list[list[Block]]:
-        """Return the mapped stretches of all segments by address."""
-        found: list[list[Block]] = []
-        for base in sorted(self._allocator.segments):
-            stretch: list[Block] = []
-            for block in self._allocator.chain(base):
-                if block.is_mapped:
-                    stretch.append(block)
-                elif stretch:
-                    found.append(stretch)
-                    stretch = []
-            if stretch:
-                found.append(stretch)
-        return found
-
-    def _tell(self, action: str, address: int, size: int, stream: int) -> None:
-        where = "device_free" if action == "oom" else "addr"
-        self.entries.append(
-            {
-                "action": action,
-                where: address,
-                "size": size,
-                "stream": stream,
-                "time_us": self._position,
-                "compile_context": "N/A",
-                "user_metadata": "",
-                "frames": self._frames,
-            }
-        )
-
-
 def _frames(allocation: Allocation) -> Frames:
     """Return a made-up stack: the operator, the module it ran in, the user's line."""
     name, _, number = allocation.line.rpartition(":")
@@ -232,13 +210,14 @@ def _frames(allocation: Allocation) -> Frames:
 
 def _segment(chain: Sequence[Block], frames_at: dict[int, Frames]) -> dict[str, Any]:
     first = chain[0]
-    active = [block for block in chain if not block.is_free]
+    active = [block for block in chain if block.allocated]
+    size = sum(block.size for block in active)
     return {
         "device": 0,
         "address": first.address,
         "total_size": sum(block.size for block in chain),
-        "allocated_size": sum(block.size for block in chain if block.allocated),
-        "active_size": sum(block.size for block in active),
+        "allocated_size": size,
+        "active_size": size,
         "requested_size": sum(block.requested for block in active),
         "stream": first.stream,
         "segment_type": "small" if first.pool.is_small else "large",
@@ -250,11 +229,10 @@ def _segment(chain: Sequence[Block], frames_at: dict[int, Frames]) -> dict[str, 
 
 
 def _block(block: Block, frames_at: dict[int, Frames]) -> dict[str, Any]:
-    state = "inactive" if block.is_free else "active_pending_free"
     return {
         "address": block.address,
         "size": block.size,
-        "requested_size": 0 if block.is_free else block.requested,
-        "state": "active_allocated" if block.allocated else state,
-        "frames": [] if block.is_free else frames_at.get(block.address, []),
+        "requested_size": block.requested if block.allocated else 0,
+        "state": "active_allocated" if block.allocated else "inactive",
+        "frames": frames_at.get(block.address, []) if block.allocated else [],
     }

@@ -54,12 +54,31 @@ def find_calibration(gpu: GpuModel, torch_version: str) -> Calibration:
     its record, to be put there. Where there is none, `assumed.json` is taken, and its numbers say
     so.
     """
-    assumed = _read(ASSUMED)
+    series = _series(torch_version)
     files = [_read(path) for path in sorted(FOLDER.glob("*.json")) if path != ASSUMED]
     found = [plain for plain in files if plain["gpu"] == gpu.name]
-    series = _series(torch_version)
-    found.sort(key=lambda plain: _series(str(plain["torch"])) == series)
-    return _calibration(gpu, assumed, found[-1] if found else None, series)
+    found.sort(key=lambda plain: _series(plain["torch"]) == series)
+    measured: Mapping[str, Any] = found[-1] if found else {}
+    is_same = bool(measured) and _series(measured["torch"]) == series
+    amounts, assumed = measured.get("amounts", {}), _read(ASSUMED)["amounts"]
+
+    def amount(name: str, fallback: str = "") -> Amount:
+        is_measured = name in amounts
+        plain = amounts[name] if is_measured else assumed[fallback or name]
+        source = NumberSource.CALIBRATED if is_measured and is_same else NumberSource.ASSUMED
+        return Amount(source=source, **{end: plain[end] for end in ("bytes", "low", "high")})
+
+    is_new = gpu.compute_capability is not None and gpu.compute_capability >= CUBLAS_SM90
+    workspace = "cublas_workspace_sm90" if is_new else "cublas_workspace"
+    workspace = "hipblas_workspace_gfx942" if gpu.name in AMD_128 else workspace
+    errors = measured.get("errors", {}) if is_same else {}
+    return Calibration(
+        context=amount("context"),
+        cublas_workspace=amount("cublas_workspace", workspace),
+        nccl=amount("nccl"),
+        trace_error=errors.get("trace"),
+        reserve_errors=tuple(errors["reserve"]) if "reserve" in errors else None,
+    )
 
 
 def with_environment(calibration: Calibration, variables: Mapping[str, str]) -> Calibration:
@@ -75,50 +94,11 @@ def with_environment(calibration: Calibration, variables: Mapping[str, str]) -> 
     return replace(calibration, cublas_workspace=asked)
 
 
-def file_name(gpu: str, torch_version: str) -> str:
-    """Return the name of a calibration's file.
-
-    >>> file_name("h200", "2.11.0+cu130")
-    'h200-torch-2.11.json'
-    """
-    return f"{gpu}-torch-{_series(torch_version)}.json"
-
-
 def _read(path: Path) -> Mapping[str, Any]:
     plain = read_json(path)
     if not isinstance(plain, dict) or plain.get("schema") != SCHEMA:
         raise ValueError(f"its schema is not {SCHEMA}")
     return plain
-
-
-def _calibration(
-    gpu: GpuModel, assumed: Mapping[str, Any], measured: Mapping[str, Any] | None, series: str
-) -> Calibration:
-    is_same = measured is not None and _series(str(measured["torch"])) == series
-
-    def amount(name: str, fallback: str = "") -> Amount:
-        if measured is not None and name in measured["amounts"]:
-            source = NumberSource.CALIBRATED if is_same else NumberSource.ASSUMED
-            return _amount(measured["amounts"][name], source)
-        return _amount(assumed["amounts"][fallback or name], NumberSource.ASSUMED)
-
-    is_new = gpu.compute_capability is not None and gpu.compute_capability >= CUBLAS_SM90
-    workspace = "cublas_workspace_sm90" if is_new else "cublas_workspace"
-    workspace = "hipblas_workspace_gfx942" if gpu.name in AMD_128 else workspace
-    errors = measured.get("errors", {}) if measured is not None and is_same else {}
-    return Calibration(
-        context=amount("context"),
-        cublas_workspace=amount("cublas_workspace", workspace),
-        nccl=amount("nccl"),
-        trace_error=errors.get("trace"),
-        reserve_errors=tuple(errors["reserve"]) if "reserve" in errors else None,
-    )
-
-
-def _amount(plain: Mapping[str, Any], source: NumberSource) -> Amount:
-    return Amount(
-        bytes=int(plain["bytes"]), source=source, low=int(plain["low"]), high=int(plain["high"])
-    )
 
 
 def _series(version: str) -> str:
@@ -208,5 +188,4 @@ def _workspace(beside: Allocation, size: int, name: str) -> Allocation:
         shape=(),
         dtype="",
         arguments=(),
-        used_on=(),
     )

@@ -57,9 +57,6 @@ class Allocation:
     arguments: tuple[tuple[int, ...], ...] = ()
     """What the operator was called with, where its kernel takes memory of its own: shapes and
     numbers, and 1 in the end where pictures are stored channels last. Of a call's first result."""
-    stream: int = 0
-    used_on: tuple[int, ...] = ()
-    """Other streams that use it: it is not free before their work is done (`record_stream`)."""
 
 
 class StreamEvent(NamedTuple):
@@ -124,7 +121,7 @@ class MemoryStream:
 SCHEMA = "flatout.memory_stream/1"
 TEXTS = ("operator", "module", "line", "dtype")
 """Fields of an allocation that repeat."""
-PLAIN = ("size", "step", "shape", "arguments", "stream", "used_on")
+PLAIN = ("size", "step", "shape", "arguments")
 ABOUT = (
     *("device", "method", "steps", "batch", "micro_batches", "model_flops", "tf32_share"),
     *("compiled_kept_bytes", "eager_kept_bytes", "spreads_itself"),
@@ -182,7 +179,7 @@ def _allocations(
         values = dict(zip(names, row, strict=True))
         values |= {name: texts[values[name]] for name in TEXTS}
         values |= {name: kind(texts[values[name]]) for name, kind in _ENUMS.items()}
-        values |= {name: tuple(values[name]) for name in ("shape", "used_on")}
+        values["shape"] = tuple(values["shape"])
         values["arguments"] = tuple(map(tuple, values["arguments"]))
         found.append(Allocation(**values))
     return tuple(found)

@@ -21,7 +21,6 @@ from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import (
     Affine,
     NotAffineError,
-    NotRepeatedError,
     affine,
     difference,
     steady_replay,
@@ -53,8 +52,6 @@ MOST_TECHNIQUES = 4
 """Ways that are traced for real at most: a reader tries one or two."""
 MOST_SHRINKS = 3
 """How often the largest batch is corrected by its own check trace before that is said."""
-STEPS = TraceRequest().steps
-"""That are traced: the optimizer's state is there from the second on."""
 GPU_KINDS = ("cuda", "rocm")
 TASK = ".py:"
 """In a target that names a Task, or another thing in a file."""
@@ -280,7 +277,6 @@ class _Tracer:
         batch: int | None,
         what: str,
         choice: Choice | None = None,
-        steps: int = STEPS,
     ) -> MemoryStream:
         """Return one traced stream, without workspaces."""
         self.tell(f"tracing {what}")
@@ -291,7 +287,6 @@ class _Tracer:
             capability=self.ground.gpu.compute_capability or TraceRequest().capability,
             ranks=self.ground.ranks,
             hosts=self.ground.hosts,
-            steps=steps,
             limit_s=LIMIT_S if choice is None else TECHNIQUE_LIMIT_S,
         )
         began_s = time.monotonic()
@@ -308,27 +303,21 @@ class _Tracer:
         if stream.batch is None:
             return None, (words("plan.no_batch"),)
         try:
-            found = self._affine(stream, 1 if self.is_step else STEPS)
+            found = self._affine(stream)
         except (NotAffineError, UserError) as error:
             return None, (words("plan.no_other_batch", why=str(error)),)
         if not found.bytes_per_sample:
             return None, (words("plan.same_batch"),)
         return found, ()
 
-    def _affine(self, stream: MemoryStream, steps: int) -> Affine:
-        """Return the stream at every batch; a batch of one may take paths of its own.
-
-        One step of the other trace is enough where the later ones repeat it.
-        """
+    def _affine(self, stream: MemoryStream) -> Affine:
+        """Return the stream at every batch; a batch of one may take paths of its own."""
         assert stream.batch is not None
         batch = stream.batch + 1
-        more = self.traced(batch, f"a batch of {batch}", steps=steps)
+        more = self.traced(batch, f"a batch of {batch}")
         try:
             return affine(stream, more)
-        except NotAffineError as error:
-            is_alone = isinstance(error, NotRepeatedError) or stream.batch == 1
-            if steps < STEPS and is_alone:
-                return self._affine(stream, STEPS)
+        except NotAffineError:
             if stream.batch != 1:
                 raise
         return affine(more, self.traced(3, "a batch of 3"))
@@ -389,14 +378,14 @@ class _Tracer:
                 return found
             try:
                 traced = self.traced(batch, f"the largest batch, {batch}")
-                off = difference(model.at(batch), traced)
+                off, of = difference(model.at(batch), traced)
             except (NotAffineError, UserError) as error:
                 why = words("plan.not_compared", batch=str(batch), why=str(error))
                 return replace(found, checked=why)
             limit = self.ground.limit(traced)
             played = steady_replay(self.whole(traced), self.ground.settings, limit)
             if played.fits and not played.steady_retries:
-                about = {"batch": str(batch), "n": str(off.count), "of": str(off.total)}
+                about = {"batch": str(batch), "n": str(off), "of": str(of)}
                 return replace(found, checked=words("plan.checked", **about))
             less = batch * 99 // 100 or None
             known = batch if played.fits else less

@@ -1,11 +1,8 @@
-import sys
-
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from flatout.planner.tracing.child import _without
 from flatout.planner.tracing.script import explained
 
 
@@ -29,14 +26,3 @@ def test_data_parallel_on_several_devices_is_named_with_what_can_be_planned():
 
 def test_any_other_error_is_repeated():
     assert explained(ValueError("no")).endswith("ValueError: no; nothing could be predicted")
-
-
-def test_a_package_that_is_not_needed_is_hidden_for_a_while_unless_it_is_there_already(monkeypatch):
-    monkeypatch.delitem(sys.modules, "this", raising=False)
-
-    with _without(("this", "torch")):
-        with pytest.raises(ModuleNotFoundError):
-            import this  # noqa: F401
-        assert sys.modules["torch"] is torch
-
-    assert "this" not in sys.modules

@@ -4,7 +4,6 @@ from collections import Counter
 import pytest
 
 from flatout.analysis.stream_changes import accumulated
-from flatout.planner.largest_batch import affine
 from flatout.planner.tracing import cuda_shim
 from flatout.planner.tracing import trace as tracing
 from flatout.planner.tracing.cuda_shim import ShimRefused, slots_of, virtual_functions
@@ -272,24 +271,6 @@ def test_any_batch_follows_from_two(name):
 
     assert [e.index for e in two.events] == [e.index for e in seven.events]
     assert [a.size for a in seven.allocations] == expected
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["gpt", "gpt2", "small_cnn", "accumulated"])
-def test_any_batch_follows_from_a_trace_and_one_step_of_another(name):
-    pytest.importorskip("transformers" if name == "gpt2" else "torch")
-    two, three, step = (
-        trace_host(MODELS[name], batch=n, steps=steps) for n, steps in ((2, 2), (3, 2), (3, 1))
-    )
-
-    assert affine(two, step).slopes == affine(two, three).slopes
-    assert affine(two, step).growth == affine(two, three).growth
-
-
-@pytest.mark.parametrize("batch", [0, -1, 1.5])
-def test_refuses_a_batch_that_is_none(batch):
-    with pytest.raises(UserError, match="batch"):
-        trace(MODELS["gpt"], batch=batch, device="cpu")
 
 
 def test_refuses_a_subject_that_makes_no_sense():

@@ -1,63 +1,67 @@
 """What a compiled step keeps for backward: read off the graphs that AOTAutograd partitions."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from flatout.planner.tracing.training_step import TrainingStep
 from flatout.records.memory_stream import Component, MemoryStream
 from flatout.records.units import format_bytes
 
-if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from flatout.planner.tracing.training_step import TrainingStep
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphCall:
-    """One call of a compiled module: what it was given, and under which autocast."""
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    autocast: torch.dtype | None
-    """The type that autocast had on the traced device; None where it was off."""
+GraphCall = Callable[[FakeTensorMode], int]
+"""One call of a compiled module, to be repeated: returns the bytes that it keeps for backward."""
 
 
 def call_of(module: nn.Module, args: Any, kwargs: Any, device: str) -> GraphCall:
-    """Return a call to be repeated later; of its tensors only the layout is kept."""
+    """Return a call under the autocast that is on; of its tensors only the layout is kept."""
     is_on = torch.is_autocast_enabled(device)
-    args, kwargs = tree_map(_described, (args, kwargs))
     dtype = torch.get_autocast_dtype(device) if is_on else None
-    return GraphCall(module=module, args=args, kwargs=kwargs, autocast=dtype)
+    autocast = functools.partial(torch.autocast, device, dtype=dtype, enabled=is_on)
+    return functools.partial(_kept_of, module, tree_map(_described, (args, kwargs)), autocast)
 
 
-def bounded(stream: MemoryStream, subject: "TrainingStep", fake: "FakeTensorMode") -> MemoryStream:
-    """Return the stream of an eager step with what the compiled one would keep for backward."""
-    count, device = stream.batch, torch.device(stream.device)
-    assert count is not None
-    return _with_bound(
-        stream, kept_at_once(stream), lambda: kept_when_compiled(subject, count, device, fake)
-    )
-
-
-def bounded_by_calls(
-    stream: MemoryStream, calls: Sequence[GraphCall], fake: "FakeTensorMode"
+def bounded_step(
+    stream: MemoryStream, model: nn.Module, subject: TrainingStep, fake: FakeTensorMode
 ) -> MemoryStream:
-    """Return the stream of an eager script with what its compiled modules would keep."""
+    """Return the stream of an eager step with what it would keep if all of it were compiled."""
+    assert stream.batch is not None
+    with fake:
+        batch = subject.batch(stream.batch, torch.device(stream.device))
+    call = call_of(_Step(model, subject), (batch,), {}, stream.device)
+    return bounded(stream, [call], fake, is_in_module=False)
 
-    def kept() -> int:
-        return sum(kept_of_call(call, stream.device, fake) for call in calls)
 
-    return _with_bound(stream, kept_at_once(stream, is_in_module=True), kept)
+def bounded(
+    stream: MemoryStream,
+    calls: Sequence[GraphCall],
+    fake: FakeTensorMode,
+    *,
+    is_in_module: bool = True,
+) -> MemoryStream:
+    """Return the stream of eager code with what its compiled parts would keep for backward."""
+    try:
+        kept = sum(call(fake) for call in calls)
+    except Exception as error:  # noqa: BLE001  whatever keeps a call from being one graph
+        said = " ".join(str(error).split())[:200]
+        note = f"its graphs could not be partitioned ({type(error).__name__}: {said})"
+        return replace(stream, notes=(*stream.notes, note))
+    eager = kept_at_once(stream, is_in_module=is_in_module)
+    note = (
+        f"for backward the compiled step keeps {format_bytes(kept)} by its graphs' partition, "
+        f"the eager one {format_bytes(eager)}: expect what lies between"
+    )
+    notes = (*stream.notes, note)
+    return replace(stream, compiled_kept_bytes=kept, eager_kept_bytes=eager, notes=notes)
 
 
-def kept_at_once(stream: MemoryStream, *, is_in_module: bool = False) -> int:
+def kept_at_once(stream: MemoryStream, *, is_in_module: bool) -> int:
     """Return the most bytes of activations that are alive in the last step at any time."""
     last, now, most = stream.steps - 1, 0, 0
     for index, born in stream.events:
@@ -67,21 +71,6 @@ def kept_at_once(stream: MemoryStream, *, is_in_module: bool = False) -> int:
             now += each.size if born else -each.size
             most = max(most, now)
     return most
-
-
-def _with_bound(stream: MemoryStream, eager: int, find: Callable[[], int]) -> MemoryStream:
-    try:
-        kept = find()
-    except Exception as error:  # noqa: BLE001  whatever keeps a step from being one graph
-        said = " ".join(str(error).split())[:200]
-        note = f"its graphs could not be partitioned ({type(error).__name__}: {said})"
-        return replace(stream, notes=(*stream.notes, note))
-    note = (
-        f"for backward the compiled step keeps {format_bytes(kept)} by its graphs' partition, "
-        f"the eager one {format_bytes(eager)}: expect what lies between"
-    )
-    notes = (*stream.notes, note)
-    return replace(stream, compiled_kept_bytes=kept, eager_kept_bytes=eager, notes=notes)
 
 
 class _Layout(NamedTuple):
@@ -105,9 +94,9 @@ def _described(leaf: Any) -> Any:
 class _Step(nn.Module):
     """A model with its loss, as one function of the batch."""
 
-    def __init__(self, model: nn.Module, subject: "TrainingStep") -> None:
+    def __init__(self, model: nn.Module, subject: TrainingStep) -> None:
         super().__init__()
-        self.model, self.subject = model, subject
+        self.model, self.subject = _uncompiled(model), subject
 
     def forward(self, batch: Any) -> Tensor:
         name = self.subject.autocast
@@ -117,20 +106,9 @@ class _Step(nn.Module):
             return self.subject.loss(self.model, batch)
 
 
-def kept_when_compiled(
-    subject: "TrainingStep", count: int, device: torch.device, fake: "FakeTensorMode"
+def _kept_of(
+    module: nn.Module, given: Any, autocast: Callable[[], Any], fake: FakeTensorMode
 ) -> int:
-    """Return the bytes that go from the compiled forward to the compiled backward.
-
-    Raises:
-        Exception: whatever keeps this step from being compiled as one graph.
-    """
-    with fake:
-        model = _uncompiled(subject.model()).to(device).train()
-        return _kept(_Step(model, subject), (subject.batch(count, device),), {})
-
-
-def kept_of_call(call: GraphCall, device: str, fake: "FakeTensorMode") -> int:
     """Return the bytes that one compiled call keeps, its results among them.
 
     Raises:
@@ -139,11 +117,11 @@ def kept_of_call(call: GraphCall, device: str, fake: "FakeTensorMode") -> int:
     with _disable_current_modes(), fake:
         args, kwargs = tree_map(
             lambda leaf: leaf.made() if isinstance(leaf, _Layout) else leaf,
-            (call.args, dict(call.kwargs)),
+            given,
             is_leaf=lambda leaf: isinstance(leaf, _Layout),
         )
-        with torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
-            return _kept(_uncompiled(call.module), args, kwargs)
+        with autocast():
+            return _kept(_uncompiled(module), args, kwargs)
 
 
 def _kept(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:

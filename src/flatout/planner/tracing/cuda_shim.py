@@ -15,6 +15,7 @@ process-wide: trace in a process of its own.
 """
 
 import ctypes
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -60,14 +61,13 @@ CUDNN_VERSION = 91900
 
 _kept: list[Any] = []
 """What C++ now points at; it lives as long as the process."""
-_done: list[bool] = []
-"""Not empty once the virtual device is there."""
 
 
 class ShimRefused(Exception):  # noqa: N818  an answer, not an error
     """Something about this torch is not as expected; the text says what."""
 
 
+@functools.cache
 def install() -> None:
     """Set the virtual device up in this process; a second call does nothing.
 
@@ -75,8 +75,6 @@ def install() -> None:
         ShimRefused: where this torch is not as expected. Nothing was changed then, or only the
             slot of a guard that was empty before.
     """
-    if _done:
-        return
     import torch
 
     home = Path(torch.__file__).parent
@@ -103,7 +101,6 @@ def install() -> None:
     found = torch._C._get_accelerator().type
     if found != "cuda":
         raise ShimRefused(f"torch still takes {found} for its accelerator")
-    _done.append(True)
 
 
 def slots_of(*headers: Path) -> dict[str, int]:
@@ -116,7 +113,7 @@ def slots_of(*headers: Path) -> dict[str, int]:
     place = 0
     for header in headers:
         for name in virtual_functions(header.read_text(encoding="utf-8"), header.stem):
-            is_override = name in slots and len(headers) > 1 and header is not headers[0]
+            is_override = name in slots and header is not headers[0]
             if name == "~":
                 # A destructor takes two places, and those of a derived class are its base's.
                 place += 0 if header is not headers[0] else 2

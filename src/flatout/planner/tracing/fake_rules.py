@@ -15,7 +15,7 @@ from torch.utils import _foreach_utils as foreach
 from torch.utils._python_dispatch import _disable_current_modes
 
 from flatout.agent.patching import swapped
-from flatout.planner.tracing.recording import labels_stay
+from flatout.planner.tracing.recording import labelled
 
 Moved = Callable[[dict[int, nn.Parameter]], None]
 """Told of the parameters that a module's `to`, `cuda`, `bfloat16` replaced, by identity."""
@@ -23,9 +23,7 @@ Moved = Callable[[dict[int, nn.Parameter]], None]
 
 @contextlib.contextmanager
 def fake_rules(
-    moved: Moved = lambda _: None,
-    resized: Callable[[Any], None] = lambda _: None,
-    made: Callable[[torch.Tensor, str], None] = lambda *_: None,
+    moved: Moved, resized: Callable[[Any], None], made: Callable[[torch.Tensor, str], None]
 ) -> Iterator[None]:
     """Let modules, optimizers and scalers take fake tensors for ordinary ones while this runs.
 
@@ -36,7 +34,7 @@ def fake_rules(
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_foreach_takes_fake())
-        stack.enter_context(labels_stay())
+        stack.enter_context(swapped(torch.Tensor, "as_subclass", labelled))
         stack.enter_context(swapped(nn.Module, "_apply", _apply_for(moved)))
         scaler = torch.amp.GradScaler
         if hasattr(scaler, "_maybe_opt_step"):
@@ -144,53 +142,35 @@ def _telling(resized: Callable[[Any], None]) -> Callable[..., Any]:
     return resize_
 
 
-class _Moves:
-    """The parameters that one call of `Module.to` or its like replaces, ties kept."""
-
-    def __init__(self, moved: Moved) -> None:
-        self.moved = moved
-        self.memo: dict[int, nn.Parameter] = {}
-        self.alive: list[nn.Parameter] = []
-        """The replaced ones, so that no other tensor gets the identity of one."""
-        self.depth = 0
-
-    def apply(self, module: nn.Module, fn: Callable[[Any], Any]) -> None:
-        """Replace the parameters and buffers that a module holds itself."""
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            if id(parameter) not in self.memo:
-                self.memo[id(parameter)] = _changed(parameter, fn)
-                self.alive.append(parameter)
-            module._parameters[name] = self.memo[id(parameter)]
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = fn(buffer)
-
-    def leave(self) -> None:
-        """Tell of the replaced parameters once the outermost module is done."""
-        self.depth -= 1
-        if not self.depth:
-            self.moved(dict(self.memo))
-            self.memo.clear()
-            self.alive.clear()
-
-
 def _apply_for(moved: Moved) -> Callable[..., nn.Module]:
-    """Return a `Module._apply` that puts new parameters in.
+    """Return a `Module._apply` that puts new parameters in, ties kept.
 
-    Torch's own changes a parameter's inside in place, which fake tensors do not allow.
+    Torch's own changes a parameter's inside in place, which fake tensors do not allow. The
+    outermost module tells of all that were replaced. Those are held until then: no other tensor
+    gets the identity of one.
     """
-    moves = _Moves(moved)
+    replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    running: list[nn.Module] = []
 
     def apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002
-        moves.depth += 1
+        running.append(module)
         try:
             for child in module.children() if recurse else ():
                 child._apply(fn)  # type: ignore[no-untyped-call]
-            moves.apply(module, fn)
+            for name, parameter in module._parameters.items():
+                if parameter is None:
+                    continue
+                if id(parameter) not in replaced:
+                    replaced[id(parameter)] = parameter, _changed(parameter, fn)
+                module._parameters[name] = replaced[id(parameter)][1]
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = fn(buffer)
         finally:
-            moves.leave()
+            running.pop()
+            if not running:
+                moved({old: new for old, (_, new) in replaced.items()})
+                replaced.clear()
         return module
 
     return apply

@@ -1,9 +1,11 @@
 """A Subject from a transformers configuration: the model it describes, with no weights at all."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from flatout.planner.tracing.training_step import TrainingStep
 from flatout.records.errors import UserError, unknown
@@ -25,7 +27,7 @@ AUTOMATIC = (
 )
 """Tried in this order for a configuration that names no class with a loss."""
 TYPES = ("float32", "bfloat16", "float16")
-OPTIMIZERS = ("adamw", "sgd", "adafactor")
+OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "adafactor": "Adafactor"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +55,20 @@ def hf_subject(path: str, arguments: Sequence[str] = ()) -> TrainingStep:
     config, kind = _config(Path(path))
 
     def build() -> Any:
-        model = kind(config).to(dtype=_dtype(options.dtype))
+        model = kind(config).to(dtype=getattr(torch, options.dtype))
         if options.checkpoint:
             model.gradient_checkpointing_enable()
         return model
+
+    def optimizer(model: Any) -> Any:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return getattr(torch.optim, OPTIMIZERS[options.optimizer])(trained, lr=1e-4)
 
     return TrainingStep(
         model=build,
         batch=lambda count, device: _batch(config, kind, options, (count, device)),
         loss=lambda model, batch: model(**batch).loss,
-        optimizer=_optimizer(options.optimizer),
+        optimizer=optimizer,
         batch_size=options.batch,
         autocast=options.autocast,
         name=str(getattr(config, "model_type", "model")),
@@ -144,31 +150,8 @@ def _class(transformers: Any, config: Any, names: Sequence[str]) -> Any:
     )
 
 
-def _dtype(name: str) -> Any:
-    import torch
-
-    return getattr(torch, name)
-
-
-def _optimizer(name: str) -> Callable[[Any], Any]:
-    def build(model: Any) -> Any:
-        import torch
-
-        kinds = {
-            "adamw": torch.optim.AdamW,
-            "sgd": torch.optim.SGD,
-            "adafactor": torch.optim.Adafactor,
-        }
-        trained = [p for p in model.parameters() if p.requires_grad]
-        return kinds[name](trained, lr=1e-4)
-
-    return build
-
-
 def _batch(config: Any, kind: Any, options: HfOptions, where: tuple[int, Any]) -> dict[str, Any]:
     """Return inputs and labels by the names that the model's forward takes."""
-    import torch
-
     count, device = where
     length = _length(config, options)
     text = getattr(config, "text_config", config)
@@ -188,7 +171,7 @@ def _batch(config: Any, kind: Any, options: HfOptions, where: tuple[int, Any]) -
     shape = (count,) if is_classifier else (count, min(length, _longest(text) or length))
     batch["labels"] = torch.zeros(shape, dtype=torch.long, device=device)
     if batch[main].is_floating_point():
-        batch[main] = batch[main].to(_dtype(options.dtype))
+        batch[main] = batch[main].to(getattr(torch, options.dtype))
     return batch
 
 

@@ -94,23 +94,22 @@ def attend(  # noqa: PLR0913, PLR0917  the operator's own signature
     """
     heads = Heads(query, key, value, attn_mask)
     kernel = chosen_kernel(heads, capability, is_grouped=enable_gqa)
-    if kernel == "cudnn":
-        return _cudnn(heads, dropout_p, is_causal, scale)
-    if kernel == "flash":
-        return _flash(heads, dropout_p, is_causal, scale)
-    if kernel == "efficient":
-        return _efficient(heads, dropout_p, is_causal, scale)
-    out: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )[0]
-    return out
-
-
-def _cudnn(heads: Heads, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:  # noqa: FBT001
     keeps_sums = any(part.requires_grad for part in heads[:3])
-    result: Any = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        *heads[:3], _additive(heads), keeps_sums, dropout_p, is_causal, scale=scale
-    )
+    result: Any
+    if kernel == "cudnn":
+        result = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            *heads[:3], _additive(heads), keeps_sums, dropout_p, is_causal, scale=scale
+        )
+    elif kernel == "flash":
+        result = [_flash(heads, dropout_p, is_causal, scale)]
+    elif kernel == "efficient":
+        result = torch.ops.aten._scaled_dot_product_efficient_attention(
+            *heads[:3], _bias(heads), keeps_sums, dropout_p, is_causal, scale=scale
+        )
+    else:
+        result = torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     out: Tensor = result[0]
     return out
 
@@ -127,15 +126,6 @@ def _flash(heads: Heads, dropout_p: float, is_causal: bool, scale: float | None)
     )
     out: Tensor = result[0]
     return out[..., :head] if missing else out
-
-
-def _efficient(heads: Heads, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:  # noqa: FBT001
-    keeps_sums = any(part.requires_grad for part in heads[:3])
-    result: Any = torch.ops.aten._scaled_dot_product_efficient_attention(
-        *heads[:3], _bias(heads), keeps_sums, dropout_p, is_causal, scale=scale
-    )
-    out: Tensor = result[0]
-    return out
 
 
 def _additive(heads: Heads) -> Tensor | None:
@@ -173,74 +163,38 @@ def linear(source: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 ASSUMED = "cuDNN's workspace of recurrent layers is that of an H200"
 
 
-class Layers(NamedTuple):
-    """The settings of a recurrent layer."""
-
-    kind: str
-    layers: int
-    directions: int
-    hidden: int
-    dropout: float
-    is_training: bool
-    batch_first: bool
-
-
 class _Recurrent(torch.autograd.Function):
     """Allocate what cuDNN's recurrent forward and backward allocate, in its order."""
 
     @staticmethod
-    def forward(ctx: Any, settings: Layers, source: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        states, weights = rest[: _states(settings)], rest[_states(settings) :]
-        is_turned = settings.batch_first and source.dim() == 3
-        source = source.transpose(0, 1) if is_turned else source
+    def forward(
+        ctx: Any, layer: Recurrent, kept_bytes: int, source: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, ...]:
+        states, weights = rest[: _states(layer)], rest[_states(layer) :]
         dense = source.contiguous()
-        width = settings.directions * states[0].shape[-1]
-        output = source.new_empty((*source.shape[:-1], width))
+        output = source.new_empty((*source.shape[:-1], layer.directions * states[0].shape[-1]))
         finals = [state.new_empty(state.shape) for state in states]
-        layer = _measured(settings, source, states[0])
         workspace = source.new_empty(layer.workspace_bytes(), dtype=torch.uint8)
-        masks = width * (settings.layers - 1) if settings.dropout else 0
-        size = layer.reserve_bytes() + source.shape[:-1].numel() * masks * source.element_size()
-        reserve = source.new_empty(size if settings.is_training else 0, dtype=torch.uint8)
+        reserve = source.new_empty(kept_bytes, dtype=torch.uint8)
         del workspace, dense
-        ctx.settings = settings
+        ctx.layer = layer
         ctx.save_for_backward(source, output, reserve, *states, *weights)
-        return output.transpose(0, 1) if is_turned else output, *finals
+        return output, *finals
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        settings = ctx.settings
+        layer = ctx.layer
         source, _, _, *rest = ctx.saved_tensors
-        states, weights = rest[: _states(settings)], rest[_states(settings) :]
-        is_turned = settings.batch_first and source.dim() == 3
-        dense = source.contiguous()
-        turned = gradients[0].transpose(0, 1).contiguous() if is_turned else gradients[0]
-        first = source.new_empty(source.shape)
-        grads = [first, *(torch.empty_like(state) for state in states)]
-        size = _measured(settings, source, states[0]).workspace_bytes()
-        workspace = source.new_empty(size, dtype=torch.uint8)
+        states, weights = rest[: _states(layer)], rest[_states(layer) :]
+        dense, turned = source.contiguous(), gradients[0].contiguous()
+        grads = [source.new_empty(source.shape), *(torch.empty_like(state) for state in states)]
+        workspace = source.new_empty(layer.workspace_bytes(), dtype=torch.uint8)
         del workspace, dense, turned
         dense = source.contiguous()
         parts = _views_of_one(weights, weights[0].dtype)
-        workspace = source.new_empty(size, dtype=torch.uint8)
+        workspace = source.new_empty(layer.workspace_bytes(), dtype=torch.uint8)
         del workspace, dense
-        if is_turned:
-            grads[0] = first.transpose(0, 1)
-        return None, *grads, *parts
-
-
-def _measured(settings: Layers, source: Tensor, state: Tensor) -> Recurrent:
-    batch = state.shape[1] if state.dim() == 3 else 1
-    return Recurrent(
-        kind=settings.kind,
-        steps=source.shape[:-1].numel() // batch,
-        batch=batch,
-        inner=source.shape[-1],
-        hidden=settings.hidden,
-        layers=settings.layers,
-        directions=settings.directions,
-        element_bytes=source.element_size(),
-    )
+        return None, None, *grads, *parts
 
 
 def _views_of_one(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -253,8 +207,8 @@ def _views_of_one(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]
     return parts
 
 
-def _states(settings: Layers) -> int:
-    return 2 if settings.kind == "lstm" else 1
+def _states(layer: Recurrent) -> int:
+    return 2 if layer.kind == "lstm" else 1
 
 
 class _Cast(torch.autograd.Function):
@@ -309,11 +263,24 @@ def recurrent(kind: str, note: Any) -> Any:
             weights = _Cast.apply(to, *weights)  # type: ignore[no-untyped-call]
             states = [state.to(to) for state in states]
             source = source.to(to)
-        first = states[-1]
-        settings = Layers(
-            kind, layers, 2 if bidirectional else 1, first.shape[-1], dropout, training, batch_first
+        is_turned = batch_first and source.dim() == 3
+        source = source.transpose(0, 1) if is_turned else source
+        hidden, rows = states[-1].shape, source.shape[:-1].numel()
+        batch = hidden[1] if len(hidden) == 3 else 1
+        layer = Recurrent(
+            kind=kind,
+            steps=rows // batch,
+            batch=batch,
+            inner=source.shape[-1],
+            hidden=hidden[-1],
+            layers=layers,
+            directions=2 if bidirectional else 1,
+            element_bytes=source.element_size(),
         )
-        output, *finals = _Recurrent.apply(settings, source, *states, *weights)  # type: ignore[no-untyped-call]
-        return output, *finals
+        width = layer.directions * states[0].shape[-1]
+        masks = rows * width * (layers - 1) * layer.element_bytes if dropout else 0
+        kept = layer.reserve_bytes() + masks if training else 0
+        output, *finals = _Recurrent.apply(layer, kept, source, *states, *weights)  # type: ignore[no-untyped-call]
+        return output.transpose(0, 1) if is_turned else output, *finals
 
     return run

@@ -1,15 +1,15 @@
 """Follow every storage on the traced device from its birth to its death.
 
-`Recording` does it; `labels_stay` lets tensors of a class of the script's own be fake, too.
+`Recording` does it; `labelled` lets tensors of a class of the script's own be fake, too.
 """
 
-import contextlib
 import functools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,22 +22,13 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
-from flatout.agent.patching import swapped
-from flatout.planner.tracing.operators import (
-    UNANSWERED,
-    OperatorAnswers,
-    copied,
-    run_for_real,
-)
+from flatout.planner.tracing.operators import UNANSWERED, answered, copied, run_for_real
 from flatout.planner.tracing.shape_cache import MISSING, ShapeCache
 from flatout.records.errors import UserError
 from flatout.records.memory_stream import Component, Mark, Phase, StreamEvent
-
-if TYPE_CHECKING:
-    from types import FrameType
-
 
 COMPUTED_BY_TORCH = Tensor.__torch_dispatch__
 
@@ -67,23 +58,16 @@ def without_label(value: Any) -> Any:
     return value
 
 
-@contextlib.contextmanager
-def labels_stay() -> Iterator[None]:
-    """Let fake tensors take the class of the script's own that it gives them while this runs.
-
-    Libraries of pictures have such a class. It adds names and metadata and leaves the computing to
-    torch. Fake tensors refuse it, and `as_subclass`, with which it marks what torch returns, cannot
-    mark one that is already of a class.
-    """
-    with swapped(Tensor, "as_subclass", _labelled):
-        yield
-
-
 _as_subclass: Callable[[Tensor, type], Any] = Tensor.as_subclass
 
 
-def _labelled(tensor: Tensor, cls: Any) -> Any:
-    """Return the tensor as one of this class, still fake where it is."""
+def labelled(tensor: Tensor, cls: Any) -> Any:
+    """Return the tensor as one of this class, still fake where it is; stands for `as_subclass`.
+
+    Libraries of pictures have a class of tensors of their own. It adds names and metadata and
+    leaves the computing to torch. Fake tensors refuse it, and torch's own `as_subclass`, with which
+    it marks what torch returns, cannot mark one that is already of a class.
+    """
     if not isinstance(tensor, FakeTensor):
         return _as_subclass(tensor, cls)
     with torch._C.DisableTorchFunctionSubclass():
@@ -131,68 +115,52 @@ SUBCLASSES = ("DTensor", "AsyncCollectiveTensor")
 """Tensors that bring their own dispatch and come back with the tensors they hold."""
 
 
+@dataclass(slots=True)
 class Birth:
     """One allocation while it is traced."""
 
-    __slots__ = (
-        "arguments",
-        "born",
-        "component",
-        "died",
-        "dtype",
-        "line",
-        "module",
-        "operator",
-        "phase",
-        "shape",
-        "size",
-        "step",
-    )
-
-    def __init__(self, size: int, born: int) -> None:
-        self.size = size
-        self.born = born
-        self.died: int | None = None
-        self.component: Component | None = None
-        self.operator: Any = ""
-        self.phase = Phase.SETUP
-        self.step = 0
-        self.module = self.line = self.dtype = ""
-        self.shape: tuple[int, ...] = ()
-        self.arguments: tuple[tuple[int, ...], ...] = ()
-
-
-class _End(weakref.ref):  # type: ignore[type-arg]
-    """A reference to a storage that remembers its key."""
-
-    __slots__ = ("key",)
-    key: int
+    size: int
+    born: int
+    operator: Any
+    phase: Phase
+    step: int
+    module: str
+    line: str
+    died: int | None = None
+    component: Component | None = None
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    arguments: tuple[tuple[int, ...], ...] = ()
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Log births and deaths of the storages on one device, and keep their tensors fake.
 
     Args:
-        device: Type of the traced device, `cuda` or `cpu`.
+        method: How a `MemoryStream` is traced.
         fake: The mode that computes shapes; None where everything runs for real.
         is_whole: Whether every tensor is fake; else only those on the traced device are, and
             the host's are real.
-        answers: How questions to fake tensors are answered.
+        notes: Clauses for the reader so far, each once.
+        mask_share: Share of a mask that is taken to be true where a size depends on it.
         here: Returns the line of the user's that is running.
     """
 
     def __init__(
         self,
-        device: str,
+        method: str,
         fake: FakeTensorMode | None,
         *,
         is_whole: bool,
-        answers: OperatorAnswers,
+        notes: dict[str, None],
+        mask_share: float,
         here: Callable[[], str],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device, self.fake, self.is_whole = device, fake, is_whole
-        self.answers, self.here = answers, here
+        self.method, self.fake, self.is_whole = method, fake, is_whole
+        self.device = "cuda" if "cuda" in method else "cpu"
+        """Type of the traced device."""
+        self.notes, self.mask_share, self.here = notes, mask_share, here
         self._shapes = None if fake is None else ShapeCache(fake)
         self.births: list[Birth] = []
         self.events: list[StreamEvent] = []
@@ -205,7 +173,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.looks_away: Callable[[], bool] = lambda: False
         """Whether what is made now is none of the training's memory."""
         self._alive: dict[int, int] = {}
-        self._ends: dict[int, _End] = {}
+        self._ends: dict[int, weakref.ref[Any]] = {}
 
     def enter(self, phase: Phase, step: int) -> None:
         """Say where the training is from now on."""
@@ -216,30 +184,22 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def know(self, tensor: Any, component: Component, module: str = "") -> None:
         """Say what a tensor is for, if it is on the device."""
-        birth = self.find(_local(tensor))
+        birth = self.find(tensor)
         if birth is not None:
             birth.component = component
             birth.module = module or birth.module
 
-    def find_local(self, tensor: Any) -> Birth | None:
-        """Return the allocation of what this device holds of a tensor."""
-        return self.find(_local(tensor))
-
-    def find(self, tensor: Tensor) -> Birth | None:
-        """Return the allocation that a tensor is in."""
+    def find(self, tensor: Any) -> Birth | None:
+        """Return the allocation of a tensor; of one that is spread, of this device's part."""
+        tensor = getattr(tensor, "_local_tensor", tensor)
         if tensor.device.type != self.device or tensor.layout is not torch.strided:
             return None
         place = self._alive.get(tensor.untyped_storage()._cdata)
         return None if place is None else self.births[place]
 
-    def origin(self, tensor: Tensor) -> str:
-        """Return the name of the operator that made a tensor's storage."""
-        birth = self.find(tensor)
-        return "" if birth is None else str(birth.operator)
-
-    def saw_inside(self, tensor: Tensor, operator: Any) -> None:
-        """Log a tensor that an operator makes inside."""
-        self._see_tensor(tensor, operator)
+    def note(self, text: str) -> None:
+        """Keep a clause for the reader."""
+        self.notes.setdefault(text)
 
     def resized(self, storage: Any) -> None:
         """Log that a storage was given back or taken again in place, as FSDP does."""
@@ -276,7 +236,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         if func is aten.add.Tensor and _adds_in_place(*args[:2]):
             func = aten.add_.Tensor
-        output = self.answers.answer(func, args, kwargs)
+        output = answered(self, func, args, kwargs)
         copies = copied(func, args) if self.device == "cuda" else {}
         self._see(tuple(copies.values()), func)
         count = len(self.births)
@@ -331,8 +291,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _compute_for_real(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
         """Run an operator that has no shape function on real zeros of the host."""
-        from torch.utils._pytree import tree_map
-
         assert self.fake is not None
         fake, device = self.fake, torch.device(self.device)
         try:
@@ -342,7 +300,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"{func}{self._place()} has no shape function in torch and could not be "
                 f"run on the host either ({failure}): its memory cannot be predicted"
             ) from failure
-        self.answers.note(f"{func} has no shape function: its shapes were found by running it")
+        self.note(f"{func} has no shape function: its shapes were found by running it")
 
         def faked(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
@@ -374,44 +332,45 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _see(self, output: Any, func: Any) -> None:
         if isinstance(output, Tensor):
-            self._see_tensor(output, func)
+            self.saw_inside(output, func)
         elif isinstance(output, tuple | list):
             for each in output:
                 self._see(each, func)
 
-    def _see_tensor(self, tensor: Tensor, func: Any) -> None:
+    def saw_inside(self, tensor: Tensor, func: Any) -> None:
+        """Log a tensor of the device, unless its storage is known."""
         if tensor.device.type != self.device:
             return
+        if tensor.layout is torch.sparse_coo:
+            self._see([tensor._indices(), tensor._values()], func)
         if tensor.layout is not torch.strided:
-            self._see_parts(tensor, func)
             return
         storage = tensor.untyped_storage()
         if storage._cdata in self._alive or not storage.nbytes() or self.looks_away():
             return
         if tensor.device.index:
-            self.answers.note(SEVERAL)
+            self.note(SEVERAL)
         birth = self._begin(storage, func)
         birth.shape = tuple(tensor.shape)
         birth.dtype = str(tensor.dtype).removeprefix("torch.")
-
-    def _see_parts(self, tensor: Tensor, func: Any) -> None:
-        if tensor.layout is torch.sparse_coo:
-            self._see([tensor._indices(), tensor._values()], func)
 
     def _begin(self, storage: Any, operator: Any) -> Birth:
         key = storage._cdata
         self._alive[key] = len(self.births)
         birth = self._enter_birth(storage.nbytes(), operator)
-        end = _End(storage, self._ended)
-        end.key = key
-        self._ends[key] = end
+        self._ends[key] = weakref.ref(storage, functools.partial(self._ended, key))
         return birth
 
     def _enter_birth(self, size: int, operator: Any) -> Birth:
-        birth = Birth(size, len(self.events))
-        birth.operator, birth.phase, birth.step = operator, self.phase, self.step
-        birth.module = self.modules[-1] if self.modules else ""
-        birth.line = self.here()
+        birth = Birth(
+            size=size,
+            born=len(self.events),
+            operator=operator,
+            phase=self.phase,
+            step=self.step,
+            module=self.modules[-1] if self.modules else "",
+            line=self.here(),
+        )
         self.events.append(StreamEvent(len(self.births), True))  # noqa: FBT003  a row of the stream
         self.births.append(birth)
         return birth
@@ -420,9 +379,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.births[index].died = len(self.events)
         self.events.append(StreamEvent(index, False))  # noqa: FBT003  a row of the stream
 
-    def _ended(self, end: _End) -> None:
-        if self._ends.get(end.key) is end:
-            self._end(end.key)
+    def _ended(self, key: int, end: Any) -> None:
+        if self._ends.get(key) is end:
+            self._end(key)
 
     def _end(self, key: int) -> None:
         self._ends.pop(key)
@@ -488,19 +447,12 @@ def _is_large(args: Any) -> bool:
 
 def _builds_module() -> bool:
     """Return whether a module's constructor is running: its weights need no memory of the host."""
-    frame: FrameType | None = sys._getframe(3)
+    frame = sys._getframe(3)
     for _ in range(FRAMES):
-        if frame is None:
-            return False
-        if frame.f_code.co_name == "__init__" and isinstance(
-            frame.f_locals.get("self"), torch.nn.Module
-        ):
+        is_constructor = frame.f_code.co_name == "__init__"
+        if is_constructor and isinstance(frame.f_locals.get("self"), nn.Module):
             return True
+        if frame.f_back is None:
+            return False
         frame = frame.f_back
     return False
-
-
-def _local(tensor: Any) -> Tensor:
-    """Return what is on this device of a tensor that is spread over several."""
-    local: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local

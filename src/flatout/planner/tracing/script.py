@@ -25,6 +25,7 @@ from flatout.agent.session import Session
 from flatout.launch import trial_folders
 from flatout.launch.trial_process import TRACE, Ending, ProcessOptions, run_process, scratch_root
 from flatout.planner.tracing.script_data import HostData
+from flatout.planner.tracing.training_step import STEPS
 from flatout.records import catalogue
 from flatout.records.errors import UserError
 from flatout.records.input_files import MAX_OWN_BYTES, read_json
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from flatout.planner.tracing.compiled import GraphCall
-    from flatout.planner.tracing.trace import Scene
+    from flatout.planner.tracing.recording import Recording
 
 ENTRY = "flatout.planner.tracing.script"
 RESULT = "memory.json"
@@ -86,7 +87,6 @@ class TraceRequest:
     """Techniques that the training runs with."""
     device: str = "cuda"
     """`cuda`, there or not, or `cpu`."""
-    steps: int = 2
     capability: tuple[int, int] = (9, 0)
     """Compute capability of the device that is planned for."""
     ranks: int = 1
@@ -94,6 +94,12 @@ class TraceRequest:
     hosts: int = 1
     """Over which they are spread evenly."""
     limit_s: float = LIMIT_S
+
+    def __post_init__(self) -> None:
+        if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
+            raise UserError(f"batch {self.batch!r} cannot be traced; give a whole number > 0")
+        if self.device not in ("cuda", "cpu"):
+            raise UserError(f"device {self.device!r} cannot be traced; give cuda or cpu")
 
 
 class ScriptTracer:
@@ -112,10 +118,10 @@ class ScriptTracer:
         if self.fixed is not None and asked.batch not in (None, self.fixed):
             several = _several_batches(self.sizes) if self.sizes else ""
             raise UserError(several or _other_batch(asked.batch, self.fixed))
-        reply = self._run(asked, asked.device)
+        reply = self._run(asked)
         is_on_host = "is_empty" in reply
         if is_on_host:
-            reply = self._run(asked, "cpu")
+            reply = self._run(replace(asked, device="cpu"))
         if "stream" not in reply:
             raise UserError(reply.get("error", "the script took no step on the GPU"))
         stream = stream_from_json(reply["stream"])
@@ -123,18 +129,15 @@ class ScriptTracer:
         self.fixed = stream.batch if reply["is_fixed"] or self.sizes else None
         return replace(stream, notes=(*stream.notes, ON_HOST)) if is_on_host else stream
 
-    def _run(self, asked: TraceRequest, device: str) -> Mapping[str, Any]:
+    def _run(self, asked: TraceRequest) -> Mapping[str, Any]:
         environment: Mapping[str, str] = dict(self.environment)
         for technique in catalogue.build(asked.recipe):
             environment = technique.environment(environment)
         if asked.ranks > 1:
             environment = {**environment, **rank_variables(asked.ranks, asked.hosts)}
-        spec = TrialSpec(
-            mode=MODE, recipe=asked.recipe, details={**to_plain(asked), "device": device}
-        )
         options = ProcessOptions(
             entry=ENTRY,
-            spec=spec,
+            spec=TrialSpec(mode=MODE, recipe=asked.recipe, details=to_plain(asked)),
             keep=(RESULT,),
             environment=environment,
             limit_s=asked.limit_s,
@@ -145,10 +148,10 @@ class ScriptTracer:
             )
             ending = run_process(self.workload, options, keep=Path(name))
             path = Path(name) / RESULT
-            reply: Mapping[str, Any] = {"is_over": True}
-            if path.exists():
-                reply = read_json(path, MAX_OWN_BYTES)
-        return {"error": _explained(ending)} if "is_over" in reply else reply
+            if not path.exists():
+                return {"error": _explained(ending)}
+            reply: Mapping[str, Any] = read_json(path, MAX_OWN_BYTES)
+            return reply
 
 
 def _explained(ending: Ending) -> str:
@@ -196,42 +199,36 @@ class _ScriptTrace:
         """Those of the step that ended last, where they are several."""
         self.micro_batches = 1
         """Of the step that ended last. A batch may have several losses, or come with another."""
-        self.steps = asked.steps
+        self.steps = STEPS
         self.calls: dict[int, GraphCall | None] = {}
         """The latest call of each compiled root."""
-        self.scene: Scene = self._begin()
+        self.recording: Recording = self._begin()
 
-    def _begin(self) -> "Scene":
+    def _begin(self) -> "Recording":
         """Set the device up and start to record, for the rest of the process."""
         from flatout.planner.tracing import trace
 
-        device = self.asked.device
-        where = self.stack.enter_context(
-            trace.scene(
-                device,
-                capability=self.asked.capability,
-                is_whole=False,
-                is_real=device == "cpu",
-                moved=self.moved,
-            )
+        asked = self.asked
+        recording = self.stack.enter_context(
+            trace.scene(asked.device, capability=asked.capability, is_whole=False, moved=self.moved)
         )
-        trace.follow(where.recording, self.name_of, self.at)
-        if where.recording.fake is not None:
+        trace.follow(recording, self.name_of, self.at)
+        if recording.fake is not None:
             from flatout.planner.tracing.simulated_ranks import pretended_ranks
 
             self.stack.enter_context(pretended_ranks(self.reduces))
-        self.stack.enter_context(where.recording)
-        return where
+        self.stack.enter_context(recording)
+        return recording
 
     def install(self) -> None:
         """Listen to the session."""
-        on, enter = self.session.on, self.scene.recording.enter
+        on, enter = self.session.on, self.recording.enter
         enter(Phase.SETUP, 0)
         if self.asked.device == "cpu":
             # What samples are made of comes and goes with each of them, here or in a worker. What a
             # data set keeps from its first sample is missed with it.
             clock = self.session.clock
-            self.scene.recording.looks_away = lambda: clock.stack[-1] == DATA_WAIT
+            self.recording.looks_away = lambda: clock.stack[-1] == DATA_WAIT
         on("batch", self.drew)
         on("root", self.found)
         on("forward", self.forward)
@@ -254,8 +251,8 @@ class _ScriptTrace:
         """Name a bucket of gradients; their order is settled from the second step on only."""
         from flatout.analysis.stream_changes import BUCKETS
 
-        self.steps = self.asked.steps + 1
-        recording = self.scene.recording
+        self.steps = STEPS + 1
+        recording = self.recording
         recording.know(bucket, Component.GRADIENTS)
         birth = recording.find(bucket)
         if birth is not None:
@@ -263,7 +260,7 @@ class _ScriptTrace:
 
     def at(self) -> Any:
         """Return the phase around an optimizer's step."""
-        inside = self.scene.recording.phase
+        inside = self.recording.phase
         is_inside = inside in (Phase.BACKWARD, Phase.FORWARD) and self.session.clock.stack[-1] == 2
         return (inside if is_inside else Phase.DATA), self.number
 
@@ -275,16 +272,16 @@ class _ScriptTrace:
         """Name the modules of a new root."""
         from flatout.planner.tracing import trace
 
-        self.names |= trace.know_model(self.scene.recording, root)
+        self.names |= trace.know_model(self.recording, root)
         if trace.is_compiled(root):
-            self.scene.answers.note(trace.COMPILED)
+            self.recording.note(trace.COMPILED)
             self.calls[id(root)] = None
 
     def drew(self, batch: Any, _: str) -> None:
         """A batch was drawn: what goes to the device next is input."""
         import torch
 
-        recording = self.scene.recording
+        recording = self.recording
         self.batch = self.session.last_size or self.batch
         self.draws += 1
         is_trained = torch.is_grad_enabled() and all(r.training for r in self.session.roots)
@@ -300,9 +297,9 @@ class _ScriptTrace:
         from flatout.agent.samples import leading_size
         from flatout.planner.tracing.compiled import call_of
 
-        recording = self.scene.recording
+        recording = self.recording
         if id(root) in self.calls:
-            self.calls[id(root)] = call_of(root, args, kwargs, self.scene.device)
+            self.calls[id(root)] = call_of(root, args, kwargs, recording.device)
         recording.enter(Phase.FORWARD, self.number)
         for leaf in (*args, *kwargs.values()):
             if hasattr(leaf, "untyped_storage") and leaf.grad_fn is None:
@@ -312,21 +309,21 @@ class _ScriptTrace:
     def _backward(self, _: Any) -> None:
         """A loss goes back."""
         self.backwards += 1
-        self.scene.recording.enter(Phase.BACKWARD, self.number)
+        self.recording.enter(Phase.BACKWARD, self.number)
 
     def backward_end(self) -> None:
         """Gradients are there."""
         from flatout.planner.tracing import trace
 
         for root in self.session.roots:
-            trace.know_gradients(self.scene.recording, root.parameters())
+            trace.know_gradients(self.recording, root.parameters())
 
     def stepped(self, segment: Any) -> None:
         """A step has ended; after enough of them the trace is written and the process ends.
 
         Of several optimizers each has to step twice, and the trace ends where the first one does.
         """
-        recording, counts = self.scene.recording, self.session.counts
+        recording, counts = self.recording, self.session.counts
         self.first = segment.who if self.first is None else self.first
         self.trained = max(self.trained or 0, self.batch or 0) or None
         if segment.who == self.first:
@@ -352,10 +349,10 @@ class _ScriptTrace:
     def _write(self) -> None:
         """Write the stream, or that nothing was on the device."""
         from flatout.planner.tracing import trace
-        from flatout.planner.tracing.compiled import bounded_by_calls
+        from flatout.planner.tracing.compiled import bounded
 
         for root in self.session.roots:
-            trace.know_model(self.scene.recording, root)
+            trace.know_model(self.recording, root)
         asked = self.asked.batch
         host = self._host_data()
         batch = self.trained
@@ -365,12 +362,12 @@ class _ScriptTrace:
             self._put({"error": words})
             return
         for text in host.said:
-            self.scene.answers.note(text)
-        stream = trace.stream_of(self.scene, steps=self.number, batch=batch, flops=self.flops)
+            self.recording.note(text)
+        stream = trace.stream_of(self.recording, steps=self.number, batch=batch, flops=self.flops)
         stream = replace(stream, micro_batches=self.micro_batches)
-        calls, fake = [call for call in self.calls.values() if call], self.scene.recording.fake
+        calls, fake = [call for call in self.calls.values() if call], self.recording.fake
         if calls and fake is not None:
-            stream = bounded_by_calls(stream, calls, fake)
+            stream = bounded(stream, calls, fake)
         if stream.device == "cuda" and not any(a.size for a in stream.allocations):
             self._put({"is_empty": True})
         else:
@@ -390,13 +387,13 @@ class _ScriptTrace:
 
     def refuse(self, error: BaseException) -> None:
         """Say in one line why the script could not be traced."""
-        is_between = self.number > 0 and self.scene.recording.phase is Phase.DATA
-        if is_between and self.number >= self.asked.steps:
+        is_between = self.number > 0 and self.recording.phase is Phase.DATA
+        if is_between and self.number >= STEPS:
             # Between steps, as an evaluation or a checkpoint is: the steps before it count.
             self._write()
             return
         what = f"what follows step {self.number}" if is_between else "the training step"
-        if not self.number and self.scene.recording.phase in (Phase.SETUP, Phase.DATA):
+        if not self.number and self.recording.phase in (Phase.SETUP, Phase.DATA):
             what = "the script, before its first step,"
         is_ours = isinstance(error, UserError)
         self._put({"error": str(error) if is_ours else explained(error, what)})
@@ -405,13 +402,11 @@ class _ScriptTrace:
         """Say that the script ended without enough steps."""
         asked, sizes = self.asked.batch, self._host_data().sizes
         if self.number:
-            if self.number < self.asked.steps:
-                self.scene.answers.note(ONE_STEP)
+            if self.number < STEPS:
+                self.recording.note(ONE_STEP)
             self._write()
         elif asked is not None and sizes and max(sizes) < asked:
             self._put({"error": _too_few(asked, max(sizes))})
-        else:
-            self._put({"is_over": True})
 
 
 def _too_few(asked: int, samples: int | None) -> str:

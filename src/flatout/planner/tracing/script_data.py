@@ -16,25 +16,17 @@ from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
 
 
-class WorstBatches:
-    """As many batches as a sampler makes, each of `size` samples; else it answers as the sampler.
-
-    Trainers that share data out among processes (Accelerate's, transformers') hand their loaders a
-    batch sampler instead of a batch size.
+class _Instead:
+    """Takes a sampler's place; what it is asked beyond its numbers that sampler answers.
 
     Args:
         sampler: The one that is replaced.
         size: Samples of a batch.
-        index: The sample that every batch holds; None takes the sampler's own, over and over.
+        index: The sample that is drawn in the place of each; None draws the sampler's own.
     """
 
     def __init__(self, sampler: Any, size: int, index: int | None = None) -> None:
         self.original, self.batch_size, self.index = sampler, size, index
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for numbers in self.original:
-            own = list(numbers) if self.index is None else [self.index]
-            yield (own * -(-self.batch_size // len(own)))[: self.batch_size]
 
     def __len__(self) -> int:
         return len(self.original)
@@ -43,34 +35,36 @@ class WorstBatches:
         return getattr(self.original, name)
 
 
-class FullBatches:
+class WorstBatches(_Instead):
+    """As many batches as a batch sampler makes, each full; its own samples come over and over.
+
+    Trainers that share data out among processes (Accelerate's, transformers') hand their loaders a
+    batch sampler instead of a batch size.
+    """
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for numbers in self.original:
+            own = list(numbers) if self.index is None else [self.index]
+            yield (own * -(-self.batch_size // len(own)))[: self.batch_size]
+
+
+class FullBatches(_Instead):
     """What a sampler draws, and its first ones again until the last batch is full.
 
     In an epoch of few batches a trace would see the last one, which asks for less.
-
-    Args:
-        sampler: The one that is replaced; else it answers as that one.
-        size: Samples of a batch.
-        index: The sample that is drawn in the place of each; None draws the sampler's own.
     """
-
-    def __init__(self, sampler: Any, size: int, index: int | None = None) -> None:
-        self.original, self.size, self.index = sampler, size, index
 
     def __iter__(self) -> Iterator[Any]:
         first: list[Any] = []
         count = 0
         for count, own in enumerate(self.original, start=1):
             number = own if self.index is None else self.index
-            first += [number] if count < self.size else []
+            first += [number] if count < self.batch_size else []
             yield number
-        yield from first[: -count % self.size]
+        yield from first[: -count % self.batch_size]
 
     def __len__(self) -> int:
-        return -(-len(self.original) // self.size) * self.size
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.original, name)
+        return -(-len(self.original) // self.batch_size) * self.batch_size
 
 
 def size_of(sampler: Any) -> int | None:
@@ -189,7 +183,7 @@ class HostData(Technique):
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments without workers and pinning, for the worst batch there is."""
-        from flatout.planner.tracing.target import real_tensors
+        from torch.utils._python_dispatch import _disable_current_modes
 
         wanted = {**arguments, "num_workers": 0, "pin_memory": False, "timeout": 0}
         with contextlib.suppress(TypeError, NotImplementedError):
@@ -202,6 +196,6 @@ class HostData(Technique):
             wanted["batch_sampler"] = WorstBatches(sampler, self.batch)
         elif self.batch is not None and size is not None:
             wanted["batch_size"] = self.batch
-        with real_tensors():
+        with _disable_current_modes():
             worst = worst_case(wanted, self.said.append)
         return {**wanted, **worst}

@@ -8,7 +8,7 @@ Without it a plan of a 7B model with LoRA takes 1.4 to 1.8 times the CPU time, a
 1.3, of a small GPT 1.1 (torch 2.13, 2 busy cores); a whole plan of a small model shows nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,8 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 MISSING = object()
 """Says that an answer is not known."""
-NOTHING = object()
-"""The answer of an operator that returns none."""
 PLAIN = frozenset(
     {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout}
     | {torch.memory_format}
@@ -26,6 +24,8 @@ PLAIN = frozenset(
 """Types of arguments that are told apart by their values."""
 SEQUENCES = (list, tuple, torch.Size)
 Key = tuple[Any, ...]
+Answer = Callable[[FakeTensorMode, Sequence[Any]], Any]
+"""Gives the results of a call again, from its arguments."""
 
 
 class TensorLayout(NamedTuple):
@@ -45,11 +45,19 @@ class Made(NamedTuple):
     of: int | None
     """Place of the argument that it is a view of."""
 
+    def again(self, fake: FakeTensorMode, args: Sequence[Any]) -> FakeTensor:
+        """Return such a result."""
+        shape, stride, dtype, device, offset = self.layout
+        empty = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        if self.of is not None:
+            empty.set_(args[self.of].untyped_storage(), offset, shape, stride)
+        return FakeTensor(fake, empty, device)
+
 
 class ShapeCache:
     """Answers for one fake mode, by operator and by the layouts of the arguments."""
 
-    known: ClassVar[dict[Key, Any]] = {}
+    known: ClassVar[dict[Key, Answer | None]] = {}
     """Of all traces of this process, as torch's own cache is: they differ in little."""
 
     def __init__(self, fake: FakeTensorMode) -> None:
@@ -69,31 +77,14 @@ class ShapeCache:
 
     def find(self, key: Key, args: Sequence[Any]) -> Any:
         """Return the results again, `MISSING` where they are not known."""
-        entry = self.known.get(key)
-        if entry is None:
-            return MISSING
-        if entry is NOTHING:
-            return None
-        if isinstance(entry, int):
-            return args[entry]
-        if isinstance(entry, Made):
-            return self._make(entry, args)
-        is_list, rows = entry
-        results = [None if row is None else self._make(row, args) for row in rows]
-        return results if is_list else tuple(results)
+        answer = self.known.get(key)
+        return MISSING if answer is None else answer(self.fake, args)
 
     def keep(self, key: Key, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> None:
         """Remember the results; once they turn out not to be plain they stay unknown."""
         if key not in self.known:
             is_same = self.key(key[0], args, kwargs) == key
-            self.known[key] = _entry(key[0], args, output) if is_same else None
-
-    def _make(self, made: Made, args: Sequence[Any]) -> FakeTensor:
-        shape, stride, dtype, device, offset = made.layout
-        empty = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-        if made.of is not None:
-            empty.set_(args[made.of].untyped_storage(), offset, shape, stride)
-        return FakeTensor(self.fake, empty, device)
+            self.known[key] = _answer(key[0], args, output) if is_same else None
 
 
 def _add(values: Any, found: list[Any]) -> bool:
@@ -126,21 +117,22 @@ def _layout(tensor: FakeTensor) -> TensorLayout | None:
     return TensorLayout(shape, tensor.stride(), tensor.dtype, tensor.fake_device, offset)
 
 
-def _entry(func: Any, args: Sequence[Any], output: Any) -> Any:
+def _answer(func: Any, args: Sequence[Any], output: Any) -> Answer | None:
     """Return what is remembered of a call that left its arguments as they lay; None for nothing."""
     if torch.Tag.inplace_view in func.tags or not torch._library.utils.is_builtin(func):
         return None
     given = [n for n, each in enumerate(args) if output is each and isinstance(each, FakeTensor)]
     if given or output is None:
-        return given[0] if given else NOTHING
+        return lambda _, args: args[given[0]] if given else None
     if func._schema.is_mutable:
         return None
     if isinstance(output, tuple | list):
-        return _rows(func, args, output)
-    return _made(func, args, output)
+        return _several(func, args, output)
+    made = _made(func, args, output)
+    return None if made is None else made.again
 
 
-def _rows(func: Any, args: Sequence[Any], output: Sequence[Any]) -> Any:
+def _several(func: Any, args: Sequence[Any], output: Sequence[Any]) -> Answer | None:
     """Return how to make several results again; None where one of them is not plain."""
     rows = [None if row is None else _made(func, args, row) for row in output]
     if sum(row is None for row in rows) > sum(row is None for row in output):
@@ -148,7 +140,8 @@ def _rows(func: Any, args: Sequence[Any], output: Sequence[Any]) -> Any:
     fresh = [o for row, o in zip(rows, output, strict=True) if row is not None and row.of is None]
     if len({_storage(each) for each in fresh}) < len(fresh):
         return None
-    return isinstance(output, list), rows
+    kind = list if isinstance(output, list) else tuple
+    return lambda fake, args: kind(None if row is None else row.again(fake, args) for row in rows)
 
 
 def _made(func: Any, args: Sequence[Any], output: Any) -> Made | None:

@@ -6,7 +6,6 @@ With a GPU present nothing here is needed, and nothing is patched: fake tensors 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from flatout.agent.nested import map_leaves
 from flatout.agent.patching import swapped
 from flatout.planner.kernel_workspaces import GATES
 from flatout.planner.tracing import cuda_shim, layer_kernels
@@ -24,6 +24,8 @@ BUILT_WITH = torch._C._show_config()
 """Asked for where a device is pretended, a build without CUDA would fail."""
 TOTAL_BYTES = 2**47
 """Of the pretended device: a script that asks for free memory is never told to use less."""
+Note = Callable[[str], None]
+"""Is told what is assumed, for the reader."""
 
 
 class VirtualFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -35,36 +37,29 @@ class VirtualFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VirtualDevice:
-    """What is pretended, and whom to tell of an assumption."""
-
-    capability: tuple[int, int] = CAPABILITY
-    note: Callable[[str], None] = field(default=lambda _: None)
-
-
 @contextlib.contextmanager
-def virtual_cuda(device: VirtualDevice) -> Iterator[None]:
+def virtual_cuda(capability: tuple[int, int], note: Note) -> Iterator[None]:
     """Pretend a CUDA device while this runs; what C++ was told stays for the process's life.
 
     Raises:
         ShimRefused: where this torch does not let itself be told.
     """
     cuda_shim.install()
-    _attend_as(device.capability)
+    _capability[0] = capability
+    _implement("scaled_dot_product_attention", _attend)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(device_layers(device.note))
+        stack.enter_context(device_layers(note))
         if hasattr(fake_tensor, "init_gpu_context"):
             # It makes a real tensor where a device is there, and this one is not.
             stack.enter_context(swapped(fake_tensor, "init_gpu_context", _constantly(None)))
-        for owner, names in _pretended(device).items():
+        for owner, names in _pretended(capability):
             for name, value in names.items():
-                stack.enter_context(swapped(_owners()[owner], name, value))
+                stack.enter_context(swapped(owner, name, value))
         yield
 
 
 @contextlib.contextmanager
-def device_layers(note: Callable[[str], None]) -> Iterator[None]:
+def device_layers(note: Note) -> Iterator[None]:
     """Let layers allocate what they would outside a trace while this runs, on a real device too.
 
     Torch's own shape functions leave cuDNN's reserve space out, and a linear layer adds its bias
@@ -79,23 +74,12 @@ def device_layers(note: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def _owners() -> Mapping[str, Any]:
-    return {
-        "cuda": torch.cuda,
-        "accelerator": torch.accelerator,
-        "tensor": torch.Tensor,
-        "random": torch.cuda.random,
-        "torch": torch,
-        "build": torch._C,
-    }
-
-
-def _pretended(device: VirtualDevice) -> Mapping[str, Mapping[str, Any]]:
-    """Return what is put in the place of torch's own functions, by owner and name."""
+def _pretended(capability: tuple[int, int]) -> Sequence[tuple[Any, Mapping[str, Any]]]:
+    """Return whose functions are replaced, and what is put in the place of each."""
     properties = SimpleNamespace(
         name="virtual CUDA device",
-        major=device.capability[0],
-        minor=device.capability[1],
+        major=capability[0],
+        minor=capability[1],
         total_memory=TOTAL_BYTES,
         multi_processor_count=132,
         warp_size=32,
@@ -109,12 +93,12 @@ def _pretended(device: VirtualDevice) -> Mapping[str, Mapping[str, Any]]:
         "is_initialized": True,
         "device_count": 1,
         "current_device": 0,
-        "get_device_capability": device.capability,
+        "get_capability": capability,
         "get_device_properties": properties,
         "get_device_name": properties.name,
         "_exchange_device": 0,
         "_maybe_exchange_device": 0,
-        "is_bf16_supported": device.capability >= (8, 0),
+        "is_bf16_supported": capability >= (8, 0),
         "is_current_stream_capturing": False,
         "mem_get_info": (TOTAL_BYTES, TOTAL_BYTES),
     }
@@ -136,32 +120,32 @@ def _pretended(device: VirtualDevice) -> Mapping[str, Mapping[str, Any]]:
         "default_stream": SimulatedStream,
         "stream": lambda stream: contextlib.nullcontext(stream),
     }
-    return {
-        "cuda": cuda,
-        "accelerator": {
-            "synchronize": _constantly(None),
-            "current_stream": SimulatedStream,
-            "set_stream": _constantly(None),
-            **{name: _constantly(0) for name in zero if hasattr(torch.accelerator, name)},
-        },
-        "tensor": {
-            "record_stream": _constantly(None),
-            "pin_memory": lambda tensor, *_, **__: tensor,
-            "is_pinned": lambda *_, **__: False,
-        },
-        "random": {"get_rng_state": _random_state, "set_rng_state": _constantly(None)},
-        "torch": {"Generator": Generator, "load": _loading(torch.load)},
-        "build": {
-            # Libraries of kernels keep it when they are imported, where a device is there.
-            "_cuda_getCurrentRawStream": _constantly(0),
-            "_show_config": _constantly(BUILT_WITH),
-            "_scatter": _scattered,
-        },
+    accelerator = {
+        "synchronize": _constantly(None),
+        "current_stream": SimulatedStream,
+        "set_stream": _constantly(None),
+        **{name: _constantly(0) for name in zero if hasattr(torch.accelerator, name)},
     }
-
-
-def _constantly(value: Any) -> Callable[..., Any]:
-    return lambda *_, **__: value
+    tensor = {
+        "record_stream": _constantly(None),
+        "pin_memory": lambda tensor, *_, **__: tensor,
+        "is_pinned": lambda *_, **__: False,
+    }
+    random = {"get_rng_state": _random_state, "set_rng_state": _constantly(None)}
+    build = {
+        # Libraries of kernels keep it when they are imported, where a device is there.
+        "_cuda_getCurrentRawStream": _constantly(0),
+        "_show_config": _constantly(BUILT_WITH),
+        "_scatter": _scattered,
+    }
+    return (
+        (torch.cuda, cuda),
+        (torch.accelerator, accelerator),
+        (torch.Tensor, tensor),
+        (torch.cuda.random, random),
+        (torch, {"Generator": Generator, "load": _loading(torch.load)}),
+        (torch._C, build),
+    )
 
 
 def _random_state(*_: Any, **__: Any) -> torch.Tensor:
@@ -192,24 +176,17 @@ def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
         wanted = {str(where.get(home, home)) for home in homes}
         if map_location is not None and not where:
             wanted = {str(torch.device(map_location))}
-        return _on_gpu(value) if any(each.startswith("cuda") for each in wanted) else value
+        is_wanted = any(each.startswith("cuda") for each in wanted)
+        return map_leaves(value, _on_gpu) if is_wanted else value
 
     return loaded
 
 
-def _on_gpu(value: Any) -> Any:
-    """Return what a checkpoint holds with its tensors on the device."""
-    if isinstance(value, torch.Tensor):
-        return torch.empty_like(value, device="cuda") if value.is_meta else value.to("cuda")
-    if isinstance(value, torch.nn.Module):
-        return value.to("cuda")
-    if isinstance(value, dict):
-        value.update({key: _on_gpu(each) for key, each in value.items()})
-    elif isinstance(value, list):
-        value[:] = map(_on_gpu, value)
-    elif type(value) is tuple:
-        return tuple(map(_on_gpu, value))
-    return value
+def _on_gpu(leaf: Any) -> Any:
+    """Return a part of a checkpoint on the device, where it is a tensor or a module."""
+    if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+        return torch.empty_like(leaf, device="cuda")
+    return leaf.to("cuda") if isinstance(leaf, torch.Tensor | torch.nn.Module) else leaf
 
 
 _generator = torch.Generator
@@ -230,58 +207,34 @@ class Generator(_generator, metaclass=_Generators):
         return super().__new__(cls)
 
 
+def _constantly(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
 class SimulatedEvent:
-    """An event of a stream that never runs: always done."""
+    """An event of a stream on which nothing runs: it has happened."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def record(self, *_: Any) -> None:
-        """Do nothing."""
-
-    def wait(self, *_: Any) -> None:
-        """Do nothing."""
-
-    def synchronize(self) -> None:
-        """Do nothing."""
-
-    def query(self) -> bool:
-        """Say that it has happened."""
-        return True
-
-    def elapsed_time(self, _: Any) -> float:
-        """Return no time: nothing ran."""
-        return 0.0
+    record = wait = synchronize = _constantly(None)
+    query = _constantly(value=True)
+    elapsed_time = _constantly(0.0)
 
 
 class SimulatedStream:
-    """A stream that never runs: always done."""
+    """A stream on which nothing runs: it is done."""
 
-    stream_id = 0
-    cuda_stream = 0
+    stream_id = cuda_stream = 0
+    wait_stream = wait_event = synchronize = _constantly(None)
+    query = _constantly(value=True)
+    is_capturing = _constantly(value=False)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cuda", 0)
 
-    def wait_stream(self, _: Any) -> None:
-        """Do nothing."""
-
-    def wait_event(self, _: Any) -> None:
-        """Do nothing."""
-
     def record_event(self, event: Any = None) -> Any:
         """Return an event that has happened."""
         return event or SimulatedEvent()
-
-    def synchronize(self) -> None:
-        """Do nothing."""
-
-    def query(self) -> bool:
-        """Say that it is done."""
-        return True
-
-    def is_capturing(self) -> bool:
-        """Say that no graph is captured."""
-        return False
 
     def __enter__(self) -> "SimulatedStream":
         return self
@@ -291,12 +244,6 @@ class SimulatedStream:
 
 _capability: list[tuple[int, int]] = [CAPABILITY]
 """Of the device that attention is computed for."""
-
-
-def _attend_as(capability: tuple[int, int]) -> None:
-    """Let attention on `cuda` be computed by the kernel that a device of this capability takes."""
-    _capability[0] = capability
-    _implement("scaled_dot_product_attention", _attend)
 
 
 @functools.wraps(layer_kernels.attend)

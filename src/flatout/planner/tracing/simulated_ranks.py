@@ -1,6 +1,6 @@
 """One rank of many that are not there: a process group that exchanges nothing.
 
-`pretended_ranks` is for a script, `pretended_world` and `sharded` for models sharded over devices.
+`pretended_ranks` is for a script, `pretended_world` for a step whose model shards itself.
 """
 
 import contextlib

@@ -1,10 +1,12 @@
 """From what a user names to a Subject: a Task, a Subject, a function that returns one."""
 
-from dataclasses import dataclass, field, replace
+import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from flatout.agent import task_loop as loop
@@ -38,73 +40,39 @@ def load_subject(target: str) -> TrainingStep:
 
 
 def subject_of(task: Task) -> TrainingStep:
-    """Return a Task as the tracer takes it; its data is read for real, once."""
-    drawn = _Drawn(task, task.data())
+    """Return a Task as the tracer takes it; its data is read for real, outside the trace, once."""
+    data: Any = task.data()
+    is_indexed = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
+
+    @functools.cache
+    def first() -> Any:
+        for batch in loop.batches_of(replace(task, data=lambda: data)):
+            return batch
+        raise UserError(f"Task {task.name!r}: data() holds no batch; there is nothing to trace")
+
+    @functools.cache
+    def drawn(count: int) -> Any:
+        """Return a real batch; of samples the largest among the first, so many times."""
+        with _disable_current_modes():
+            if not is_indexed:
+                return resized(first(), count)
+            index, _, _ = largest(data)
+            if index is None:
+                raise UserError("the data set is empty: there is no batch to trace")
+            return (task.collate or default_collate)([data[index]] * count)
+
+    def batch(count: int, device: torch.device) -> Any:
+        return map_leaves(drawn(count), lambda leaf: _without_values(leaf, device))
+
+    own = 0 if is_indexed else leading_size(first())
     return TrainingStep(
         model=task.model,
-        batch=drawn.batch,
+        batch=batch,
         loss=task.loss,
         optimizer=task.optimizer,
-        batch_size=drawn.own_size(),
+        batch_size=own or task.batch_size,
         name=task.name,
     )
-
-
-@dataclass(slots=True)
-class _Drawn:
-    """Batches of a task, drawn outside the trace and kept by their size."""
-
-    task: Task
-    data: Any
-    kept: dict[int, Any] = field(default_factory=dict)
-
-    def own_size(self) -> int:
-        """Return the samples of a batch; of data that brings its own batches those of the first."""
-        if is_indexed(self.data):
-            return self.task.batch_size
-        return leading_size(self.first()) or self.task.batch_size
-
-    def first(self) -> Any:
-        """Return the first batch of data that brings its own."""
-        for batch in loop.batches_of(replace(self.task, data=lambda: self.data)):
-            return batch
-        raise UserError(
-            f"Task {self.task.name!r}: data() holds no batch; there is nothing to trace"
-        )
-
-    def batch(self, count: int, device: torch.device) -> Any:
-        """Return a batch of that many samples, on the device and without its values."""
-        if count not in self.kept:
-            with real_tensors():
-                self.kept[count] = self.real(count)
-        return map_leaves(self.kept[count], lambda leaf: _without_values(leaf, device))
-
-    def real(self, count: int) -> Any:
-        """Return a real batch; of a data set its largest sample, so many times."""
-        if not is_indexed(self.data):
-            return resized(self.first(), count)
-        collate = self.task.collate or default_collate
-        return collate([largest_sample(self.data)] * count)
-
-
-def is_indexed(data: Any) -> bool:
-    """Return whether samples can be taken one by one."""
-    return isinstance(data, Dataset) and not isinstance(data, IterableDataset)
-
-
-def real_tensors() -> Any:
-    """Return a context in which a trace does not see what is computed."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    return _disable_current_modes()
-
-
-def largest_sample(data: Any) -> Any:
-    """Return the sample with the most bytes among the first ones: a plan is for the worst batch."""
-    index, _, _ = largest(data)
-    if index is None:
-        raise UserError("the data set is empty: there is no batch to trace")
-    return data[index]
 
 
 def resized(batch: Any, count: int) -> Any:

@@ -11,7 +11,7 @@ import itertools
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,23 +20,23 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from flatout.agent.guard.structure import plain_name
 from flatout.agent.measuring.source_lines import SourceLines
 from flatout.agent.patching import swapped, wrap
-from flatout.planner.tracing.compiled import bounded
+from flatout.planner.tracing.compiled import bounded_step
 from flatout.planner.tracing.cuda_shim import ShimRefused
 from flatout.planner.tracing.fake_rules import fake_rules
-from flatout.planner.tracing.operators import OperatorAnswers
 from flatout.planner.tracing.recording import Birth, Recording
 from flatout.planner.tracing.simulated_gpu import (
     CAPABILITY,
-    VirtualDevice,
+    Note,
     VirtualFakeMode,
     device_layers,
     virtual_cuda,
 )
 from flatout.planner.tracing.simulated_ranks import pretended_world
-from flatout.planner.tracing.training_step import TrainingStep
-from flatout.records.errors import NotApplicable, UserError
+from flatout.planner.tracing.training_step import STEPS, TrainingStep
+from flatout.records.errors import NotApplicable
 from flatout.records.memory_stream import Allocation, Component, MemoryStream, Phase, StreamEvent
 from flatout.records.technique import Technique, hook_points_of, name_of
 
@@ -54,36 +54,21 @@ def know_model(recording: Recording, model: nn.Module) -> dict[int, str]:
     return names
 
 
-def plain_name(name: str) -> str:
-    """Return a module's name without the wrapping of compilers and checkpoints.
-
-    >>> plain_name("_orig_mod.layers.0._checkpoint_wrapped_module.mlp")
-    'layers.0.mlp'
-    """
-    parts = name.split(".")
-    return ".".join(p for p in parts if p not in ("_orig_mod", "_checkpoint_wrapped_module"))
-
-
 def know_gradients(recording: Recording, parameters: Iterable[Any]) -> None:
     """Say which allocations are gradients."""
     for parameter in parameters:
         if parameter.grad is not None:
-            owner = recording.find_local(parameter)
+            owner = recording.find(parameter)
             recording.know(parameter.grad, Component.GRADIENTS, owner.module if owner else "")
 
 
 def know_state(recording: Recording, optimizer: Optimizer) -> None:
     """Say which allocations an optimizer keeps."""
     for parameter, state in optimizer.state.items():
-        owner = recording.find_local(parameter)
+        owner = recording.find(parameter)
         for value in state.values() if isinstance(state, dict) else ():
             if hasattr(value, "untyped_storage"):
                 recording.know(value, Component.OPTIMIZER, owner.module if owner else "")
-
-
-def parameters_of(optimizer: Optimizer) -> list[Any]:
-    """Return all parameters of an optimizer."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def allocations_of(recording: Recording) -> tuple[Allocation, ...]:
@@ -144,23 +129,12 @@ EXPECTED_WARNINGS = (
 COMPILED = "torch.compile: traced as eager code, because a tracer switches the compiler off"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """A device to trace on, set up in this process."""
-
-    recording: Recording
-    answers: OperatorAnswers
-    device: str
-    method: str
-
-
 def trace(
     subject: TrainingStep,
     *,
     batch: int | None = None,
     changes: Sequence[Technique] = (),
     device: str = "cuda",
-    steps: int = 2,
     capability: tuple[int, int] = CAPABILITY,
 ) -> MemoryStream:
     """Return every allocation of the first steps of a training.
@@ -170,27 +144,21 @@ def trace(
         batch: Samples of a micro-batch; None takes the subject's own number.
         changes: Techniques that act at the model, forward and optimizer hook points.
         device: `cuda`, there or not, or `cpu`.
-        steps: Optimizer steps; the first lacks the optimizer's state, so two are the least that
-            shows a steady one.
         capability: Compute capability of a pretended CUDA device.
     """
     count = subject.batch_size if batch is None else batch
-    if type(count) is not int or count < 1:
-        raise UserError(f"a batch of {count!r} cannot be traced; give a whole number > 0")
-    if type(steps) is not int or steps < 1:
-        raise UserError(f"{steps!r} steps cannot be traced; give a whole number > 0")
-    with scene(device, capability=capability, mask_share=subject.mask_share) as where:
-        training = _Training(subject, where, changes)
+    with scene(device, capability=capability, mask_share=subject.mask_share) as recording:
+        training = _Training(subject, recording, changes)
         with pretended_world(subject.world_size), _steady_collection(), training.hooked():
             training.build()
-            for step in range(steps):
+            for step in range(STEPS):
                 training.step(step, count)
-            stream = stream_of(where, steps=steps, batch=count, flops=training.step_flops)
+            stream = stream_of(recording, steps=STEPS, batch=count, flops=training.step_flops)
             stream = replace(stream, micro_batches=subject.accumulate)
             if COMPILED not in stream.notes:
                 return stream
-            assert where.recording.fake is not None
-            return bounded(stream, subject, where.recording.fake)
+            assert recording.fake is not None
+            return bounded_step(stream, training.model, subject, recording.fake)
 
 
 @contextlib.contextmanager
@@ -200,82 +168,67 @@ def scene(
     capability: tuple[int, int] = CAPABILITY,
     mask_share: float = 1.0,
     is_whole: bool = True,
-    is_real: bool = False,
     moved: Callable[[dict[int, nn.Parameter]], None] = lambda _: None,
-) -> Iterator[Scene]:
+) -> Iterator[Recording]:
     """Set up the device to trace on: the real build's, else a pretended one, else the host.
+
+    What happens on it from then on is in the recording, while that is entered.
 
     Args:
         device: `cuda` or `cpu`, as `trace` has them.
         capability: Compute capability of a pretended CUDA device.
         mask_share: Share of a mask that is taken to be true where a size depends on it.
-        is_whole: Whether every tensor is fake; else the host's are real.
-        is_real: Whether to trace a real run on the host.
+        is_whole: Whether every tensor is fake; else the host's are real, and what runs there does.
         moved: Told of parameters that were replaced by `Module.to` and its like.
     """
-    answers = OperatorAnswers(mask_share=mask_share)
+    notes: dict[str, None] = {}
     with contextlib.ExitStack() as stack:
-        virtual = VirtualDevice(capability=capability, note=answers.note)
-        method, fake = ("real", None) if is_real else _method(stack, device, virtual)
+        fake: FakeTensorMode | None
+        method, fake = _method(stack, device, capability, notes.setdefault)
         if method == "cpu_fake" and not is_whole:
             method, fake = "real", None
-        traced = "cuda" if "cuda" in method else "cpu"
-        lines = SourceLines()
+        here = SourceLines().here
         recording = Recording(
-            traced,
-            fake,
-            is_whole=is_whole,
-            answers=answers,
-            here=lines.here,
+            method, fake, is_whole=is_whole, notes=notes, mask_share=mask_share, here=here
         )
-        answers.origin, answers.here = recording.origin, lines.here
-        answers.see = recording.saw_inside
         stack.enter_context(fake_rules(moved, recording.resized, recording.saw_inside))
         if isinstance(fake, VirtualFakeMode):
-            stack.enter_context(_lifting_on_host())
+            # `torch.tensor(..., device="cuda")` makes its numbers on the host first.
+            was_set = torch._C._only_lift_cpu_tensors()
+            stack.callback(torch._C._set_only_lift_cpu_tensors, was_set)
+            torch._C._set_only_lift_cpu_tensors(True)  # noqa: FBT003  C takes no names
         stack.enter_context(warnings.catch_warnings())
         for text in EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", text)
-        yield Scene(recording=recording, answers=answers, device=traced, method=method)
+        yield recording
 
 
 def _method(
-    stack: contextlib.ExitStack, device: str, virtual: VirtualDevice
+    stack: contextlib.ExitStack, device: str, capability: tuple[int, int], note: Note
 ) -> tuple[str, FakeTensorMode]:
     """Return how to trace, with what was needed for it set up on the stack."""
     if device == "cpu":
         return "cpu_fake", FakeTensorMode(allow_non_fake_inputs=True)
     if torch.cuda.is_available():
         here = torch.cuda.get_device_capability()
-        if here != virtual.capability:
-            virtual.note(
+        if here != capability:
+            note(
                 f"traced on the GPU of this machine, of compute capability {here[0]}.{here[1]}: on "
                 "the planned one attention may take another kernel, which keeps more"
             )
-        stack.enter_context(device_layers(virtual.note))
+        stack.enter_context(device_layers(note))
         # Prefetchers of scripts call it, and tensors in name only have no such operator.
         stack.enter_context(swapped(torch.Tensor, "record_stream", lambda *_: None))
         return "cuda_fake", FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        stack.enter_context(virtual_cuda(virtual))
+        stack.enter_context(virtual_cuda(capability, note))
     except ShimRefused as reason:
-        virtual.note(
+        note(
             f"no CUDA device could be pretended ({reason}): traced on the host, whose operators "
             "keep other tensors; expect an error of several percent"
         )
         return "cpu_fake", FakeTensorMode(allow_non_fake_inputs=True)
     return "virtual_cuda", VirtualFakeMode(allow_non_fake_inputs=True)
-
-
-@contextlib.contextmanager
-def _lifting_on_host() -> Iterator[None]:
-    """Let `torch.tensor(..., device="cuda")` make its numbers on the host first."""
-    before = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(True)  # noqa: FBT003  C takes no names
-    try:
-        yield
-    finally:
-        torch._C._set_only_lift_cpu_tensors(before)
 
 
 @contextlib.contextmanager
@@ -294,16 +247,15 @@ def _steady_collection() -> Iterator[None]:
 
 
 def stream_of(
-    where: Scene, *, steps: int, batch: int | None = None, flops: float = 0.0
+    recording: Recording, *, steps: int, batch: int | None = None, flops: float = 0.0
 ) -> MemoryStream:
     """Return what was traced so far as a record."""
-    recording = where.recording
     return MemoryStream(
         allocations=allocations_of(recording),
         events=ordered(recording.events),
         marks=tuple(recording.marks),
-        device=where.device,
-        method=where.method,
+        device=recording.device,
+        method=recording.method,
         steps=steps,
         batch=batch,
         model_flops=flops,
@@ -311,20 +263,21 @@ def stream_of(
         spreads_itself=distributed.is_available()
         and distributed.is_initialized()
         and distributed.get_world_size() > 1,
-        notes=tuple(where.answers.notes),
+        notes=tuple(recording.notes),
     )
 
 
 class _Training:
     """The loop of one subject, with the phases said to the recording."""
 
-    def __init__(self, subject: TrainingStep, where: Scene, changes: Sequence[Technique]) -> None:
-        self.subject, self.recording, self.answers = subject, where.recording, where.answers
-        self.device = torch.device(where.device)
-        self.changes = changes
+    def __init__(
+        self, subject: TrainingStep, recording: Recording, changes: Sequence[Technique]
+    ) -> None:
+        self.subject, self.recording, self.changes = subject, recording, changes
+        self.device = torch.device(recording.device)
         self.model: Any = None
         self.optimizer: Any = None
-        self.scaler: Any = None
+        self.scaler: Any = torch.amp.GradScaler(recording.device, enabled=subject.scales_gradients)
         self.call: Any = None
         self.names: dict[int, str] = {}
         self.step_flops = 0.0
@@ -347,10 +300,8 @@ class _Training:
             self.model = self.changed("model", model)
             self.names = know_model(self.recording, self.model)
             if is_compiled(self.model):
-                self.answers.note(COMPILED)
+                self.recording.note(COMPILED)
             self.optimizer = self.changed("optimizer", subject.optimizer(self.model))
-            if subject.scales_gradients:
-                self.scaler = torch.amp.GradScaler(self.device.type)
         call = type(self.model).__call__
         self.call = self.changed("forward", lambda *a, **k: call(self.model, *a, **k), self.model)
 
@@ -381,7 +332,7 @@ class _Training:
         if subject.accumulate > 1:
             loss = loss / subject.accumulate
         self.enter(Phase.BACKWARD, number)
-        loss = loss if self.scaler is None else self.scaler.scale(loss)
+        loss = self.scaler.scale(loss)
         loss.backward()
         del loss
         know_gradients(recording, self.model.parameters())
@@ -389,14 +340,10 @@ class _Training:
     def update(self) -> None:
         """Step the optimizer, clipped and unscaled as the subject says."""
         if self.subject.clip_norm is not None:
-            if self.scaler is not None:
-                self.scaler.unscale_(self.optimizer)
+            self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.subject.clip_norm)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
     def changed(self, hook_point: str, value: Any, *context: Any) -> Any:
         """Return the value after every change that acts at this hook point."""
@@ -406,25 +353,19 @@ class _Training:
             try:
                 value = getattr(change, hook_point)(value, *context)
             except NotApplicable as reason:
-                self.answers.note(f"{name_of(change)} does not apply: {reason}")
+                self.recording.note(f"{name_of(change)} does not apply: {reason}")
         return value
 
     @contextlib.contextmanager
     def hooked(self) -> Iterator[None]:
         """Follow which module runs and when an optimizer steps, while this runs."""
         with contextlib.ExitStack() as stack:
-            for handle in follow(self.recording, self.names_of, self.at_of):
+            for handle in follow(
+                self.recording, lambda module: self.names.get(id(module), ""), lambda: self.at
+            ):
                 stack.callback(handle.remove)
             stack.enter_context(self.called())
             yield
-
-    def names_of(self, module: nn.Module) -> str:
-        """Return a module's dotted name, empty for one outside the model."""
-        return self.names.get(id(module), "")
-
-    def at_of(self) -> tuple[Phase, int]:
-        """Return the phase that the loop is in."""
-        return self.at
 
     @contextlib.contextmanager
     def called(self) -> Iterator[None]:
@@ -479,7 +420,7 @@ def follow(
         running.pop()
 
     def steps(optimizer: Any, _: Any, __: Any) -> None:
-        know_gradients(recording, parameters_of(optimizer))
+        know_gradients(recording, (p for group in optimizer.param_groups for p in group["params"]))
         recording.enter(Phase.OPTIMIZER, phase_of()[1])
 
     def stepped(optimizer: Any, _: Any, __: Any) -> None:

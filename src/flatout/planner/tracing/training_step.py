@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 PRECISIONS = ("bfloat16", "float16")
 """Types that `Subject.autocast` may name, as torch calls them."""
 COUNTS = ("batch_size", "accumulate", "world_size")
+STEPS = 2
+"""Optimizer steps that are traced: the first lacks the optimizer's state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
