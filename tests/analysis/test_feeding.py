@@ -1,9 +1,7 @@
 import pytest
 
 from flatout.analysis.feeding import (
-    Loading,
     fed_change_ms,
-    fed_step_ms,
     loading,
     share_of,
     useful_workers,
@@ -47,12 +45,6 @@ def test_where_training_takes_the_same_cores_less_loading_brings_less():
 
 def test_a_loop_that_does_not_wait_gains_nothing():
     assert fed_change_ms(starved(2, wait_ms=0.0), machine(), saved_share=0.9) == 0
-
-
-def test_first_workers_take_the_loading_off_the_loop():
-    after_ms = fed_step_ms(starved(), machine(), Loading(cpu_ms=300), workers=4)
-
-    assert after_ms == pytest.approx(100)
 
 
 def test_a_stage_is_told_by_its_part_of_making_a_sample_and_not_of_sending_it():

@@ -1,6 +1,7 @@
 import pytest
 
-from flatout.analysis.regime import drained_per_s, flops_of_step, loaders_per_s, main_dtype
+from flatout.analysis.regime import drained_per_s, loaders_per_s, main_dtype
+from flatout.analysis.steps import medians_by_step
 
 
 def test_a_step_of_two_optimizers_holds_the_operations_of_both():
@@ -8,17 +9,17 @@ def test_a_step_of_two_optimizers_holds_the_operations_of_both():
         {"who": who, "by_dtype": {"float32": 10 * (who + 1), "bfloat16": 1}} for who in (0, 1, 0, 1)
     ]
 
-    assert flops_of_step(rows) == {"bfloat16": 2, "float32": 30}
+    assert medians_by_step(rows, "by_dtype") == {"bfloat16": 2, "float32": 30}
 
 
 def test_a_ragged_step_does_not_move_the_median():
     rows = [{"who": 0, "by_dtype": {"float32": count}} for count in (10, 10, 3)]
 
-    assert flops_of_step(rows) == {"float32": 10}
+    assert medians_by_step(rows, "by_dtype") == {"float32": 10}
 
 
 def test_without_segments_there_is_no_dtype():
-    assert main_dtype(flops_of_step([])) == ""
+    assert main_dtype(medians_by_step([], "by_dtype")) == ""
 
 
 def test_batches_prefetched_during_the_start_of_the_workers_do_not_count():

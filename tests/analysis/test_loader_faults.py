@@ -8,7 +8,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flatout.analysis.loader_faults import FAULTS, fewer_workers, find_fault, half_of_own_workers
+from flatout.analysis.loader_faults import (
+    FAULTS,
+    OF_WORKERS,
+    fewer_workers,
+    find_fault,
+    half_of_own_workers,
+)
 from flatout.records.messages import messages
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome
@@ -203,7 +209,7 @@ def test_what_is_wrong_with_the_data_is_named_with_its_place(text, code, words):
 
     assert fault.code == code
     assert words in fault.sentence(text)
-    assert not fault.is_of_workers
+    assert fault.code not in OF_WORKERS
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def seen(m, n, k, roof_share=0.5):
 
 
 def of_kind(kind, changes):
-    return [change for change in changes if change.kind == kind]
+    return [change for change in changes if change.advice.kind == kind]
 
 
 def test_an_odd_vocabulary_is_padded_in_every_product_that_has_it():
@@ -26,10 +26,10 @@ def test_an_odd_vocabulary_is_padded_in_every_product_that_has_it():
 
     (pad,) = of_kind("pad", plan(rows, ONLY_FP32))
 
-    assert pad.what == "pad the size 5003 to 5056"
+    assert pad.advice.what == "pad the size 5003 to 5056"
     assert set(pad.calls) == {0, 1}
     # As near to the roof as the even product: four times as fast, less the padding.
-    assert pad.predicted_ratio == pytest.approx(4 * 5003 / 5056, rel=0.02)
+    assert pad.advice.predicted_ratio == pytest.approx(4 * 5003 / 5056, rel=0.02)
 
 
 def test_padding_that_is_mostly_zeros_is_not_proposed():
@@ -43,8 +43,8 @@ def test_even_sizes_need_no_padding():
 def test_fp32_is_shortened_where_the_device_is_much_faster():
     (precision,) = of_kind("precision", plan([seen(512, 1024, 1024)], CPU))
 
-    assert precision.what == "products of float32 in bfloat16"
-    assert precision.predicted_ratio == pytest.approx(4.0)
+    assert precision.advice.what == "products of float32 in bfloat16"
+    assert precision.advice.predicted_ratio == pytest.approx(4.0)
 
 
 def test_arithmetic_that_is_hardly_faster_is_not_proposed():
@@ -56,9 +56,9 @@ def test_arithmetic_that_is_hardly_faster_is_not_proposed():
 def test_few_rows_are_doubled_where_memory_decides():
     (batch,) = of_kind("batch", plan([seen(4, 1024, 1024)], ONLY_FP32))
 
-    assert batch.what == "8 rows instead of 4"
+    assert batch.advice.what == "8 rows instead of 4"
     assert batch.work == 2.0
-    assert batch.predicted_ratio == pytest.approx(2.0, rel=0.02)
+    assert batch.advice.predicted_ratio == pytest.approx(2.0, rel=0.02)
 
 
 def test_many_rows_are_enough():

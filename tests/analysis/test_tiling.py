@@ -16,16 +16,16 @@ def test_one_column_more_than_a_tile_costs_another_tile():
 
 
 def test_one_tile_more_than_processors_costs_another_wave():
-    # NVIDIA's guide, wave quantization, on an A100: 12 by 9 tiles fill 108 processors.
-    rows, columns = 12 * 256, 9 * 128
+    # NVIDIA's guide, wave quantization, on an A100: 9 by 12 tiles fill 108 processors.
+    rows, columns = 9 * 128, 12 * 256
 
-    assert wave_share(rows, columns, 108, tile=(256, 128)) == 1.0
-    assert wave_share(rows, columns + 1, 108, tile=(256, 128)) == pytest.approx(120 / 216)
+    assert wave_share(rows, columns, 108) == 1.0
+    assert wave_share(rows + 1, columns, 108) == pytest.approx(120 / 216)
 
 
 def test_a_batch_fills_the_waves():
-    assert wave_share(64, 64, 132, tile=(64, 64)) == pytest.approx(1 / 132)
-    assert wave_share(64, 64, 132, batch=132, tile=(64, 64)) == 1.0
+    assert wave_share(64, 64, 132) == pytest.approx(1 / 132)
+    assert wave_share(64, 64, 132, batch=132) == 1.0
 
 
 @given(SIZES, SIZES)

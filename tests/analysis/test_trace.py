@@ -64,7 +64,8 @@ def test_calls_and_times_are_those_of_a_step():
 
     entry = summarise_trace(events).operators[0]
 
-    assert (entry.calls_per_step, entry.ms_per_step, entry.share) == (2, 0.02, 0.2)
+    assert (entry.calls_per_step, entry.ms_per_step) == (2, 0.02)
+    assert entry.share == pytest.approx(0.2)
 
 
 def test_without_a_step_there_is_no_summary():

@@ -15,7 +15,8 @@ from flatout.hardware.counters import (
     open_sources,
     readings_of,
 )
-from tests.hardware.test_amd_counters import Failure, fail_with
+from tests.hardware.test_gpus import Failure, fail_with
+from tests.hardware.test_gpus import nvml as library
 
 
 class NVMLError_NotFound(Failure):  # noqa: N801  the library's own name
@@ -38,7 +39,6 @@ def answer(question):
 def nvml(**changes):
     """Return a driver with two GPUs of a kind that has everything."""
     parts = {
-        "NVMLError": Failure,
         "NVMLError_NotFound": NVMLError_NotFound,
         "NVML_SUCCESS": 0,
         "NVML_CLOCK_SM": 1,
@@ -47,17 +47,7 @@ def nvml(**changes):
         "NVML_PCIE_UTIL_TX_BYTES": 0,
         "NVML_GPM_METRICS_GET_VERSION": 1,
         "c_nvmlGpmMetricsGet_t": Question,
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: "570.12",
-        "nvmlSystemGetCudaDriverVersion": lambda: 12080,
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetHandleByUUID": lambda name: name,
-        "nvmlDeviceGetName": lambda handle: "NVIDIA H200",
-        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}abc",
-        "nvmlMemory_v2": 2,
-        "nvmlDeviceGetMemoryInfo": lambda *_: SimpleNamespace(total=104, used=7, reserved=4),
         "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=98),
         "nvmlDeviceGetComputeRunningProcesses": lambda handle: [],
         "nvmlDeviceGetProcessUtilization": lambda handle, since: [],
@@ -79,10 +69,9 @@ def nvml(**changes):
         "nvmlGpmMigSampleGet": lambda handle, instance, sample: sample,
         "nvmlDeviceGetGpuInstanceId": lambda handle: 3,
         "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 0,
-        "nvmlDeviceGetMigDeviceHandleByIndex": fail_with("Not Found"),
         "nvmlGpmMetricsGet": answer,
     }
-    return SimpleNamespace(**parts | changes)
+    return SimpleNamespace(**vars(library()) | parts | changes)
 
 
 @pytest.fixture

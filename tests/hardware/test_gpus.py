@@ -1,11 +1,20 @@
 import sys
 from types import SimpleNamespace
 
-import pynvml
 import pytest
 
 from flatout.hardware.gpus import Gpu, pci_gpus, read_driver, visible
-from tests.hardware.test_amd_counters import Failure, amdsmi, fail_with
+
+
+class Failure(Exception):  # noqa: N818  stands for NVMLError
+    pass
+
+
+def fail_with(text):
+    def raise_it(*_):
+        raise Failure(text)
+
+    return raise_it
 
 
 def memory_info(total, used, reserved=4):
@@ -112,12 +121,6 @@ def test_this_host_answers_with_gpus_or_with_a_reason():
     assert driver.gpus or driver.trouble
 
 
-def test_the_names_that_are_used_exist_in_the_real_library():
-    fake = nvml()
-
-    assert [name for name in vars(fake) if "nvml" in name and not hasattr(pynvml, name)] == []
-
-
 @pytest.mark.parametrize(
     ("text", "indices"),
     [
@@ -181,6 +184,19 @@ def test_of_a_split_gpu_a_process_sees_one_part_with_its_own_memory(monkeypatch,
     assert [gpu.memory_bytes for gpu in seen] == [100 if u[0] == "G" else 20 for u in uuids]
 
 
+def test_a_part_that_keeps_its_memory_to_itself_is_no_part_of_ours(monkeypatch):
+    split_gpu(monkeypatch)
+    library = sys.modules["pynvml"]
+    told = library.nvmlDeviceGetMemoryInfo
+    monkeypatch.setattr(
+        library,
+        "nvmlDeviceGetMemoryInfo",
+        lambda handle, *more: fail_with("No")() if handle == "part1" else told(handle, *more),
+    )
+
+    assert [gpu.uuid for gpu in visible(read_driver().gpus, {})] == ["MIG-44dd"]
+
+
 def test_without_the_bindings_the_reason_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
@@ -196,25 +212,3 @@ def test_compute_gpus_in_the_slots_are_counted_and_display_cards_are_not(tmp_pat
         (folder / "class").write_text(kind + "\n")
 
     assert pci_gpus(tmp_path) == 1
-
-
-no_nvidia = fail_with("NVML Shared Library Not Found")
-
-
-def test_the_gpus_of_amd_are_read_where_there_are_none_of_nvidia(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlInit=no_nvidia))
-    monkeypatch.setitem(sys.modules, "amdsmi", amdsmi())
-
-    driver = read_driver()
-
-    assert driver.version == "6.12"
-    (gpu,) = driver.gpus
-    assert (gpu.kind, gpu.name, gpu.memory_bytes) == ("rocm", "AMD Instinct MI300X", 2 * 1024**3)
-    assert gpu.busy_share is None
-
-
-def test_a_failing_library_of_amd_leaves_the_reason_of_nvidia(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlInit=no_nvidia))
-    monkeypatch.setitem(sys.modules, "amdsmi", amdsmi(amdsmi_init=no_nvidia))
-
-    assert read_driver().trouble == "NVML Shared Library Not Found"

@@ -3,8 +3,11 @@ import sys
 
 import torch
 
+from flatout.hardware import machine
+from flatout.hardware.accelerator import TorchBuild
 from flatout.hardware.machine import read_machine
 from flatout.records.json_records import to_plain
+from flatout.records.machine import Device
 from tests.support.programs import python
 
 
@@ -28,10 +31,10 @@ def test_the_quick_reading_agrees_with_torch_about_the_devices():
 
 
 def test_cores_and_memory_are_within_the_host():
-    machine = read_machine(torch=False)
+    found = read_machine(torch=False)
 
-    assert 1 <= machine.physical_cores <= machine.usable_cores <= machine.logical_cores
-    assert machine.memory_bytes > 0
+    assert 1 <= found.physical_cores <= found.usable_cores <= found.logical_cores
+    assert found.memory_bytes > 0
 
 
 def test_the_record_is_plain_json():
@@ -44,3 +47,11 @@ def test_set_variables_are_recorded(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
     assert read_machine(torch=False).facts["variables"]["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_torch_for_amd_is_asked_itself(monkeypatch):
+    gpu = Device(kind="rocm", name="AMD Instinct MI300X", memory_bytes=7)
+    monkeypatch.setattr(machine, "torch_build", lambda: TorchBuild(version="2.13", hip="6.4"))
+    monkeypatch.setattr(machine, "devices_by_torch", lambda _driver: (gpu,))
+
+    assert read_machine(torch=False).device == gpu

@@ -23,7 +23,7 @@ def test_a_cuda_build_is_read_from_its_file(tmp_path):
 
 
 def test_a_folder_without_a_version_file_is_no_build(tmp_path):
-    assert read_build(tmp_path) is None
+    assert read_build(tmp_path).version == ""
 
 
 def test_the_file_tells_what_torch_itself_tells():

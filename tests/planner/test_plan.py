@@ -257,7 +257,8 @@ def test_what_was_replayed_for_one_ladder_is_known_to_the_next(monkeypatch):
 def test_checkpointing_frees_what_is_inside_blocks_and_keeps_their_results():
     stream = toy_stream(16, layers=12)
 
-    full, selective = transforms.checkpointed(stream), transforms.selectively_checkpointed(stream)
+    full = transforms.checkpointed(stream)
+    selective = transforms.checkpointed(stream, keeps=transforms.is_expensive)
 
     assert peak(full) < peak(selective) < peak(stream)
     assert full.alive()[-1] == stream.alive()[-1]

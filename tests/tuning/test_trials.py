@@ -1,6 +1,7 @@
 """Trials of real scripts: what is seen at the hook points, how they end, what they leave behind."""
 
 import fcntl
+import math
 import os
 import pty
 import signal
@@ -17,12 +18,15 @@ import pytest
 from flatout.hardware.limits import MemoryShortage
 from flatout.launch import trial_process
 from flatout.launch.trial_process import Ending, ProcessOptions, run_process
+from flatout.records.phase_clock import NAMES
+from flatout.records.recipe import Recipe
 from flatout.records.trial import Outcome, Workload
-from flatout.records.trial_result import TrialResult
-from flatout.tuning.trials import TrialOptions, _shortage_words, outcome_of
+from flatout.records.trial_result import Segment, TrialResult
+from flatout.tuning.trials import TrialOptions, _shortage_words, _trial, outcome_of
 from tests.left_behind import left_behind, left_since
 from tests.support.programs import python
 from tests.support.trial_runs import copy_scripts, profile_of, trial_of
+from tests.techniques.facts import machine
 
 
 @pytest.mark.slow
@@ -192,6 +196,17 @@ def test_a_kill_for_memory_is_known_by_the_kernels_count(exit_code, shortage, ou
 
     assert found is outcome
     assert words in message
+
+
+def test_a_loss_that_is_not_finite_in_the_only_step_is_told_without_a_profile():
+    only = Segment(who=0, seconds=[0.1] * len(NAMES), end=1.0, losses=[math.nan])
+    ending = Ending(
+        why="ended", exit_code=0, results=(TrialResult(segments=[only]),), log="", wall_s=1.0
+    )
+
+    trial = _trial(Recipe(), ending, machine(), TrialOptions())
+
+    assert (trial.outcome, trial.profile) == (Outcome.NAN, None)
 
 
 def test_a_trial_that_waits_for_memory_says_so(monkeypatch, tmp_path):

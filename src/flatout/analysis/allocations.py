@@ -105,9 +105,8 @@ def replay(events: Iterable[AllocationEvent], ends: Sequence[StepEnd]) -> Alloca
     """Return the account of the steps that have ended."""
     books = AllocationBooks()
     for step, end in zip(by_step(events), ends, strict=False):
-        enter = observe if end.counts else settle
-        enter(books, step, end.start)
-        close(books, end.found, end.total, counts=end.counts)
+        _enter_step(books, step, end)
+        _close_step(books, end)
     return books
 
 
@@ -122,37 +121,24 @@ def by_step(events: Iterable[AllocationEvent]) -> Iterator[list[AllocationEvent]
             step.append(event)
 
 
-def settle(
-    books: AllocationBooks, events: Iterable[AllocationEvent], start: AllocationSite
-) -> None:
-    """Enter the events of a step that only brings the account up to date."""
-    place = start
-    for event in events:
-        place = event.place or place
-        _enter(books, event, place)
-
-
-def observe(
-    books: AllocationBooks, events: Iterable[AllocationEvent], start: AllocationSite
-) -> None:
-    """Enter the events of an observed step, in the order in which they happened."""
-    place = start
-    lives: list[list[Any]] = [[block, -1, None] for block in books.alive.values()]
-    of_block = {id(life[0]): life for life in lives}
+def _enter_step(books: AllocationBooks, events: Iterable[AllocationEvent], end: StepEnd) -> None:
+    """Enter the events of a step, in the order in which they happened."""
+    place = end.start
+    # Of each block when it was made and when it ended, by the place of the event.
+    lives: dict[int, list[Any]] = {id(block): [block, -1, None] for block in books.alive.values()}
     points = [(0.0, books.now)]
     phases = [place.phase]
     for at, event in enumerate(events, start=1):
         place = event.place or place
         block = _enter(books, event, place)
         if event.size > 0:
-            life = [block, at, None]
-            lives.append(life)
-            of_block[id(block)] = life
+            lives[id(block)] = [block, at, None]
         elif block is not None and event.size < 0:
-            of_block[id(block)][2] = at
+            lives[id(block)][2] = at
         points.append((event.at_ms, books.now))
         phases.append(place.phase)
-    _read(books, points, phases, lives)
+    if end.counts:
+        _read(books, points, phases, lives.values())
 
 
 def _enter(
@@ -192,30 +178,18 @@ def _read(
     books.timeline = thinned(points)
 
 
-def close(
-    books: AllocationBooks,
-    found: Mapping[int, LiveBlock],
-    total: int | None = None,
-    *,
-    counts: bool = True,
-) -> None:
-    """End a step with what is alive now, by address.
-
-    Args:
-        books: The account, changed in place.
-        found: What was allocated before anybody listened is known from here only.
-        total: What the allocator says is allocated, where it can be asked.
-        counts: Whether the step was an observed one.
-    """
-    books.older = tuple(block for address, block in found.items() if address not in books.alive)
-    known = sum(block.size for block in books.older)
-    books.older_bytes = known if total is None else total - books.tracked_bytes
+def _close_step(books: AllocationBooks, end: StepEnd) -> None:
+    """End a step with what is alive now; what is older than the books is known from there only."""
+    older = [block for address, block in end.found.items() if address not in books.alive]
+    known = sum(block.size for block in older)
+    books.older = tuple(older)
+    books.older_bytes = known if end.total is None else end.total - books.tracked_bytes
     for address, block in books.alive.items():
-        seen = found.get(address)
+        seen = end.found.get(address)
         if seen is not None and seen.look is not None and seen.look.kind:
             block.look = seen.look
-    if counts:
-        own = sum(block.size for block in [*books.alive.values(), *books.older] if _is_own(block))
+    if end.counts:
+        own = sum(block.size for block in [*books.alive.values(), *older] if _is_own(block))
         books.ends.append(books.now - own)
     books.step += 1
 

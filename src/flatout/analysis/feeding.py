@@ -43,6 +43,11 @@ class Loading:
     """Waiting for storage or a lock: it needs a worker, but no core."""
 
     @property
+    def total_ms(self) -> float:
+        """Time that making a step's batches takes, over all processes."""
+        return self.cpu_ms + self.blocked_ms
+
+    @property
     def is_blocked(self) -> bool:
         """Whether most of it is waiting: then more workers help than there are cores."""
         return self.blocked_ms > self.cpu_ms
@@ -67,12 +72,6 @@ def loading(profile: Profile, cores: int) -> Loading:
     if now == 0:
         return Loading(cpu_ms=profile.phases_ms["data_wait"])
     return Loading(cpu_ms=profile.step_ms.median * min(now, cores))
-
-
-def fetch_per_step_ms(profile: Profile, cores: int) -> float:
-    """Return the time that making a step's batches takes, over all processes."""
-    load = loading(profile, cores)
-    return load.cpu_ms + load.blocked_ms
 
 
 def cores_of(profile: Profile, machine: Machine) -> int:
@@ -106,7 +105,7 @@ def useful_workers(profile: Profile, machine: Machine) -> int:
     """
     cores, step_ms = cores_of(profile, machine), profile.step_ms.median
     load, now = loading(profile, cores), workers_now(profile)
-    made_ms = load.cpu_ms + load.blocked_ms
+    made_ms = load.total_ms
     per_core = made_ms / load.cpu_ms if load.cpu_ms else math.inf
     # A loop that waits runs at the pace of its workers, so they are busy all the time.
     rest_ms = max(step_ms - profile.phases_ms["data_wait"], LEAST_LEFT * step_ms)
@@ -124,51 +123,36 @@ def useful_workers(profile: Profile, machine: Machine) -> int:
 def fed_change_ms(
     profile: Profile, machine: Machine, *, saved_share: float = 0.0, saved_blocked: float = 0.0
 ) -> float:
-    """Return how the step changes when loading takes less CPU time and less waiting; negative.
+    """Return how the step changes when parts of the loading are saved; negative.
 
-    Args:
-        profile: The step as it is.
-        machine: For its cores.
-        saved_share: Part of the loading's CPU time that is saved.
-        saved_blocked: Part of its waiting for storage that is saved.
+    `saved_share` is the part of its CPU time, `saved_blocked` that of its waiting for storage.
     """
-    now = loading(profile, cores_of(profile, machine))
+    cores, step_ms = cores_of(profile, machine), profile.step_ms.median
+    wait_ms, workers = profile.phases_ms["data_wait"], workers_now(profile)
+    now = loading(profile, cores)
     then = Loading(
         cpu_ms=now.cpu_ms * (1 - saved_share), blocked_ms=now.blocked_ms * (1 - saved_blocked)
     )
-    after_ms = fed_step_ms(profile, machine, then, workers=workers_now(profile))
+    rest_ms = max(0.0, step_ms - wait_ms)
+    if workers:
+        # Where the loop waits the workers' way is the longest: what becomes of it is taken relative
+        # to the step that was measured, whatever slows them.
+        shortened = _way_ms(profile, cores, then) / max(_way_ms(profile, cores, now), 1e-9)
+        after_ms = max(rest_ms, step_ms * shortened)
+    else:
+        # A look at samples on their own may take longer than the loop was seen to wait.
+        shortened = then.total_ms / max(now.total_ms, 1e-9)
+        after_ms = rest_ms + wait_ms * shortened
     # A profile whose loading takes longer than it waits would promise more than the wait.
-    return max(after_ms - profile.step_ms.median, -profile.phases_ms["data_wait"])
+    return max(after_ms - step_ms, -wait_ms)
 
 
-def fed_step_ms(profile: Profile, machine: Machine, then: Loading, *, workers: float) -> float:
-    """Return the step with another loading, made by so many workers, the training as it is.
-
-    Where workers make batches now and the loop waits, their way is the longest: what becomes of it
-    is taken relative to the step that was measured, whatever slows them. Without workers what
-    becomes of the making is taken relative to the wait that was measured.
-    """
-    cores, step_ms = cores_of(profile, machine), profile.step_ms.median
-    now, workers_before = loading(profile, cores), workers_now(profile)
-    rest_ms = max(0.0, step_ms - profile.phases_ms["data_wait"])
-    if not workers:
-        made_ms = then.cpu_ms + then.blocked_ms
-        if not workers_before:
-            # A look at samples on their own may take longer than the loop was seen to wait.
-            made_ms *= profile.phases_ms["data_wait"] / max(now.cpu_ms + now.blocked_ms, 1e-9)
-        return rest_ms + made_ms
-    way_ms = _way_ms(profile, cores, then, workers)
-    if workers_before:
-        way_ms *= step_ms / max(_way_ms(profile, cores, now, workers_before), 1e-9)
-    return max(rest_ms, way_ms)
-
-
-def _way_ms(profile: Profile, cores: int, load: Loading, workers: float) -> float:
+def _way_ms(profile: Profile, cores: int, load: Loading) -> float:
     """Return the longer of one worker's part of the loading, and all that the cores have to do."""
     rest_ms = max(0.0, profile.step_ms.median - profile.phases_ms["data_wait"])
     threads = max(1, profile.cpu_threads) if profile.device_kind == "cpu" else 1
     all_ms = load.cpu_ms + rest_ms * min(threads, cores)
-    return max((load.cpu_ms + load.blocked_ms) / workers, all_ms / cores)
+    return max(load.total_ms / workers_now(profile), all_ms / cores)
 
 
 def share_of(profile: Profile, *stages: str, otherwise: float) -> float:

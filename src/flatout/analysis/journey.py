@@ -10,7 +10,8 @@ import re
 import statistics
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flatout.analysis.memory import rises, slope_of
@@ -59,9 +60,10 @@ def journey_of(result: TrialResult, window: Window, profile: Profile) -> Journey
     if seen is None or not window.measured or not profile.step_ms.median:
         return None
     rows = measured_rows(seen, result.segments, window)
-    facts = [*_own_facts(seen, rows, window, profile), *_worker_facts(seen, window, profile)]
+    by_worker = changes(seen, window)
+    facts = _all_facts(seen, by_worker, rows, window, profile)
     return Journey(
-        legs=(*training_legs(rows, window.period, profile), *_worker_legs(seen, window, profile)),
+        legs=(*training_legs(rows, window.period, profile), *_worker_legs(by_worker, profile)),
         workers=tuple(facts),
         missing=_missing(seen, window, facts) or None,
     )
@@ -91,10 +93,11 @@ def measured_rows(
 def _add_row(
     step: dict[Key, float], row: Mapping[str, Any], host_s: Sequence[float], names: Sequence[str]
 ) -> None:
-    for phase, value in zip(NAMES, host_s, strict=True):
-        step[REST, _folded(phase)] += value
+    phases = ["other" if phase in FOLDED else phase for phase in NAMES]
+    for phase, value in zip(phases, host_s, strict=True):
+        step[REST, phase] += value
     for index, value in row["parts"].items():
-        part, phase = names[int(index) // len(NAMES)], _folded(NAMES[int(index) % len(NAMES)])
+        part, phase = names[int(index) // len(NAMES)], phases[int(index) % len(NAMES)]
         step[part, phase] += value
         if part != BYTES:
             step[REST, phase] -= value
@@ -109,23 +112,24 @@ def training_legs(
     the shares that were taken out of it on the host.
     """
     legs: dict[str, float] = defaultdict(float)
-    is_traced = profile.phases_ms["h2d"] > 0
+    # The device's own trace knows the copies better than the host, which may not wait for them.
+    untold = (BYTES, H2D) if profile.phases_ms[H2D] > 0 else (BYTES,)
+    known = sorted({key for row in rows for key in row if key[0] not in untold})
     has_workers = any(loader.workers for loader in profile.training_loaders)
-    wait = "queue" if has_workers else "sampler"
-    for phase in profile.phases_ms:
-        # The device's own trace knows the copies better than the host, which may not wait for them.
-        keys = [key for key in _keys(rows) if key[1] == phase and not (is_traced and key[0] == H2D)]
-        for part, share in _shares(rows, keys, period).items():
-            rest = wait if phase == "data_wait" else phase
-            legs[part or rest] += share * profile.phases_ms[phase]
+    for phase, phase_ms in profile.phases_ms.items():
+        rest = phase if phase != "data_wait" else "queue" if has_workers else "sampler"
+        for part, share in _shares(rows, [key for key in known if key[1] == phase], period).items():
+            legs[part or rest] += share * phase_ms
     copied = statistics.fmean(
         sum(value for (part, _), value in row.items() if part == BYTES) for row in rows
     )
-    return tuple(_training_leg(name, legs[name], copied, profile) for name in ORDER if legs[name])
-
-
-def _keys(rows: Sequence[Mapping[Key, float]]) -> list[Key]:
-    return sorted({key for row in rows for key in row if key[0] != BYTES})
+    found = (_leg(name, TRAINING, legs[name], profile) for name in ORDER if legs[name])
+    return tuple(
+        replace(leg, bytes_per_step=copied, bytes_per_s=1e3 * copied / leg.ms)
+        if leg.name == H2D and copied > 0
+        else leg
+        for leg in found
+    )
 
 
 def _shares(
@@ -142,31 +146,25 @@ def _shares(
     return {part: value / total for part, value in typical.items()} if total else {REST: 1.0}
 
 
-def _folded(phase: str) -> str:
-    return "other" if phase in FOLDED else phase
-
-
-def _training_leg(name: str, ms: float, copied: float, profile: Profile) -> Leg:
-    is_copy = name == "h2d" and copied > 0
+def _leg(name: str, where: str, ms: float, profile: Profile) -> Leg:
     return Leg(
         name=name,
-        where=TRAINING,
+        where=where,
         ms=ms,
         share=ms / profile.step_ms.median,
         per_sample_ms=ms / profile.samples_per_step if profile.samples_per_step else None,
-        bytes_per_step=copied if is_copy else None,
-        bytes_per_s=1e3 * copied / ms if is_copy else None,
     )
 
 
 Change = dict[str, float]
 """What a process's counters grew by between its first and last record in the window; memory, which
 goes up and down, by the slope of all its readings."""
+ByWorker = dict[tuple[str, int], list[Change]]
 
 
-def changes(seen: Mapping[str, Any], window: Window) -> dict[tuple[str, int], list[Change]]:
+def changes(seen: Mapping[str, Any], window: Window) -> ByWorker:
     """Return what each worker did, by its loader and number: a new process at every epoch."""
-    found: dict[tuple[str, int], list[Change]] = defaultdict(list)
+    found: ByWorker = defaultdict(list)
     for process in seen["processes"]:
         change = change_of(process["records"], window)
         if change is not None:
@@ -216,8 +214,7 @@ def readings_of(name: str, records: Sequence[Mapping[str, float]]) -> list[tuple
     ]
 
 
-def _worker_legs(seen: Mapping[str, Any], window: Window, profile: Profile) -> tuple[Leg, ...]:
-    by_worker = changes(seen, window)
+def _worker_legs(by_worker: ByWorker, profile: Profile) -> tuple[Leg, ...]:
     all_changes = [change for group in by_worker.values() for change in group]
     batches = sum(change["batches"] for change in all_changes)
     if not batches:
@@ -227,42 +224,32 @@ def _worker_legs(seen: Mapping[str, Any], window: Window, profile: Profile) -> t
     legs = []
     for name in MADE:
         ms = 1e3 * sum(change[f"{name}_s"] for change in all_changes) * per_batch
-        legs.append(
-            Leg(
-                name=name,
-                where=WORKERS,
-                ms=ms,
-                share=ms / profile.step_ms.median / len(by_worker),
-                per_sample_ms=ms / profile.samples_per_step if profile.samples_per_step else None,
-                bytes_per_step=read if name == "read" and read else None,
-            )
-        )
+        leg = _leg(name, WORKERS, ms, profile)
+        legs.append(replace(leg, share=leg.share / len(by_worker)))
+        if name == "read" and read:
+            legs[-1] = replace(legs[-1], bytes_per_step=read)
     return tuple(legs)
 
 
-def _worker_facts(
-    seen: Mapping[str, Any], window: Window, profile: Profile
-) -> Iterator[WorkerFacts]:
-    step_s = profile.step_ms.median / 1e3
-    for number, (_, group) in enumerate(sorted(changes(seen, window).items())):
-        yield _facts(
-            number, group, step_s, sum(x["read_s"] + x["decode_s"] + x["collate_s"] for x in group)
-        )
-
-
-def _own_facts(
+def _all_facts(
     seen: Mapping[str, Any],
+    by_worker: ByWorker,
     rows: Sequence[Mapping[Key, float]],
     window: Window,
     profile: Profile,
-) -> Iterator[WorkerFacts]:
-    """Return the training process where it makes batches itself."""
-    change = change_of(seen["own"], window)
+) -> list[WorkerFacts]:
+    """Return the training process, where it makes batches itself, and its workers."""
+    step_s = profile.step_ms.median / 1e3
+    own = change_of(seen["own"], window)
     made_s = sum(value for row in rows for (part, _), value in row.items() if part in MADE)
-    if change is None or not made_s:
-        return
-    share = made_s / sum(step.wall_s for step in window.sampled)
-    yield _facts(OWN, [change], profile.step_ms.median / 1e3, share * change["at_s"])
+    found = []
+    if own is not None and made_s:
+        share = made_s / sum(step.wall_s for step in window.sampled)
+        found.append(_facts(OWN, [own], step_s, share * own["at_s"]))
+    for number, (_, group) in enumerate(sorted(by_worker.items())):
+        busy_s = sum(change[f"{name}_s"] for change in group for name in MADE)
+        found.append(_facts(number, group, step_s, busy_s))
+    return found
 
 
 def _facts(number: int, group: Sequence[Change], step_s: float, busy_s: float) -> WorkerFacts:

@@ -12,104 +12,81 @@ from flatout.records.recipe import Choice, Recipe
 SIGBUS = -7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One way in which loading ends, with the sentence for it."""
 
     code: str
     """Stable name; each has its section in docs/loader-faults.md, and its message `fault.CODE`: the
     cause and the way out, with groups of the pattern filled in."""
-    pattern: re.Pattern[str]
-    is_of_workers: bool = False
-    """Whether fewer workers may do."""
+    pattern: str
     unknown: str = ""
     """The message for a group of the pattern that the text does not have."""
 
+    def find(self, text: str) -> re.Match[str] | None:
+        """Return where a text tells of it."""
+        return re.search(self.pattern, text, re.DOTALL)
+
     def sentence(self, text: str) -> str:
         """Return the cause as it shows in this text."""
-        found = self.pattern.search(text)
+        found = self.find(text)
         unknown = words(self.unknown) if self.unknown else "?"
-        groups: dict[str, str] = dict.fromkeys(self.pattern.groupindex, unknown)
+        groups: dict[str, str] = dict.fromkeys(re.compile(self.pattern).groupindex, unknown)
         groups |= {k: v for k, v in (found.groupdict() if found else {}).items() if v}
         return words("joint.because", one=self.code, other=words(f"fault.{self.code}", **groups))
-
-
-def _fault(code: str, pattern: str, **more: Any) -> Fault:
-    return Fault(code=code, pattern=re.compile(pattern, re.DOTALL), **more)
 
 
 FETCHING = r"_utils[/\\]fetch\.py(?:(?!\n[\w.]+(?:Error|Exception)\b).)*\n"
 """In a traceback, from the loader's own code to the line of the error it ends with."""
 A_PATH = r"(?P<path>'[^'\n]+'|\"[^\"\n]+\")"
 KILLED = r"DataLoader worker \(pid\(?s?\)? (?P<pid>[\d, ]+)\) "
+OF_WORKERS = frozenset(
+    {
+        *("shm_full", "open_files", "worker_killed", "worker_crashed", "worker_exited"),
+        *("worker_gone", "worker_hung"),
+    }
+)
+"""Faults of which fewer workers may do."""
 FAULTS = (
-    _fault(
+    Fault(
         "shm_full",
         r"Bus error|unable to (allocate shared memory|write to file|open shared memory object|mmap)"
         r"|No space left on device[^\n]*(/torch_|shm)|torch_shm_manager",
-        is_of_workers=True,
     ),
-    _fault(
-        "open_files",
-        r"Too many open files|received 0 items of ancdata",
-        is_of_workers=True,
-    ),
-    _fault(
-        "worker_killed",
-        KILLED + r"is killed by signal: (?P<signal>Killed)",
-        is_of_workers=True,
-    ),
-    _fault(
-        "worker_crashed",
-        KILLED + r"is killed by signal: (?P<signal>[\w ]+)",
-        is_of_workers=True,
-    ),
-    _fault(
-        "worker_exited",
-        KILLED + r"exited unexpectedly",
-        is_of_workers=True,
-    ),
-    _fault(
+    Fault("open_files", r"Too many open files|received 0 items of ancdata"),
+    Fault("worker_killed", KILLED + r"is killed by signal: (?P<signal>Killed)"),
+    Fault("worker_crashed", KILLED + r"is killed by signal: (?P<signal>[\w ]+)"),
+    Fault("worker_exited", KILLED + r"exited unexpectedly"),
+    Fault(
         "worker_gone",
         r"rebuild_storage.*(ConnectionResetError|ConnectionRefusedError|EOFError|FileNotFoundError)",
-        is_of_workers=True,
     ),
-    _fault(
+    Fault(
         "worker_hung",
         r"DataLoader timed out after (?P<seconds>[\d.]+) seconds|the loop waits for a batch",
-        is_of_workers=True,
     ),
-    _fault(
+    Fault(
         "not_picklable",
         r"Can't pickle local object|cannot pickle '[^']+' object|Can't get attribute [^\n]+ on "
         r"<module '__mp?_?main__'|PicklingError[^\n]*",
     ),
-    _fault(
-        "no_main_guard",
-        r"before the\s+current process has finished its bootstrapping phase",
-    ),
-    _fault(
+    Fault("no_main_guard", r"before the\s+current process has finished its bootstrapping phase"),
+    Fault(
         "bad_image",
         r"cannot identify image file (<_io\.\w+ name=)?" + A_PATH + "?"
         r"|image file is truncated|broken data stream when reading image file|"
         r"Truncated File Read|broken PNG file",
         unknown="fault.unknown_image",
     ),
-    _fault(
-        "file_gone",
-        FETCHING + r"FileNotFoundError: \[Errno 2\] [^:\n]*: " + A_PATH,
-    ),
-    _fault(
+    Fault("file_gone", FETCHING + r"FileNotFoundError: \[Errno 2\] [^:\n]*: " + A_PATH),
+    Fault(
         "uneven_samples",
         FETCHING + r"RuntimeError: (stack expects each tensor to be equal size, but got "
         r"(?P<sizes>\[[^\]\n]*\] at entry \d+ and \[[^\]\n]*\] at entry \d+)"
         r"|each element in list of batch should be of equal size)",
         unknown="fault.unknown_sizes",
     ),
-    _fault(
-        "empty_data",
-        r"num_samples should be a positive integer value, but got num_samples=0",
-    ),
+    Fault("empty_data", r"num_samples should be a positive integer value, but got num_samples=0"),
 )
 """Every fault that is told apart, the most telling first."""
 BY_CODE: Mapping[str, Fault] = {fault.code: fault for fault in FAULTS}
@@ -121,7 +98,7 @@ def find_fault(text: str, exit_code: int | None = None) -> Fault | None:
     """Return what ended the loader, None where nothing tells of one."""
     if exit_code == SIGBUS:
         return BY_CODE["shm_full"]
-    return next((fault for fault in FAULTS if fault.pattern.search(text)), None)
+    return next((fault for fault in FAULTS if fault.find(text)), None)
 
 
 NO_DEVICE = re.compile(
@@ -155,9 +132,9 @@ def fewer_workers(recipe: Recipe, code: str | None) -> Choice | None:
     >>> fewer_workers(recipe, "empty_data") is None
     True
     """
-    fault, name = BY_CODE.get(code or ""), setter_of("num_workers")
+    name = setter_of("num_workers")
     chosen = next((choice for choice in recipe.choices if choice.technique == name), None)
-    if fault is None or not fault.is_of_workers or chosen is None:
+    if code not in OF_WORKERS or chosen is None:
         return None
     workers = int(chosen.settings.get("num_workers", 1)) // 2
     if workers < 1:
@@ -174,10 +151,9 @@ def half_of_own_workers(details: Mapping[str, Any]) -> Recipe | None:
     >>> half_of_own_workers({"fault": "empty_data", "loaders": own}) is None
     True
     """
-    fault = BY_CODE.get(details.get("fault") or "")
     loaders = details.get("loaders", ())
     workers = max((loader["num_workers"] for loader in loaders), default=0) // 2
-    if fault is None or not fault.is_of_workers or workers < 1:
+    if details.get("fault") not in OF_WORKERS or workers < 1:
         return None
     larger = [loader for loader in loaders if loader["num_workers"] > workers]
     asked = {loader["prefetch_factor"] for loader in larger} - {None}

@@ -108,29 +108,25 @@ MAX_POINTS = 20
 def sync_points(seen: Mapping[str, Any], timed_share: float = 1.0) -> tuple[SyncPoint, ...]:
     """Return the lines that make the host wait, the costliest first.
 
-    Args:
-        seen: What the probe saw.
-        timed_share: A timed step's part of a watched one. On the CPU a call's time is mostly what
-            watching it takes; a device is waited for as long as without.
+    `timed_share` is a timed step's part of a watched one. On the CPU a call's time is mostly what
+    watching it takes; a device is waited for as long as without.
 
     >>> seen = {"steps": 10, "on_device": False, "points": [["train.py:9", "item", 20, 1e-5]]}
     >>> sync_points(seen)[0].per_step, sync_points(seen)[0].ms_per_step
     (2.0, None)
     """
     scale = 1e3 if seen["on_device"] else 1e3 * timed_share
-    points = [_point(seen, scale, *point) for point in seen["points"] if seen["steps"]]
+    points = []
+    for line, what, count, wait_s in seen["points"] if seen["steps"] else ():
+        ms = scale * wait_s / seen["steps"]
+        is_worth_telling = seen["on_device"] or ms >= MIN_MS
+        points.append(
+            SyncPoint(
+                line=line,
+                what=what,
+                per_step=count / seen["steps"],
+                ms_per_step=ms if is_worth_telling else None,
+            )
+        )
     points.sort(key=lambda point: (-(point.ms_per_step or 0.0), -point.per_step, point.line))
     return tuple(points[:MAX_POINTS])
-
-
-def _point(
-    seen: Mapping[str, Any], scale: float, line: str, what: str, count: float, wait_s: float
-) -> SyncPoint:
-    ms = scale * wait_s / seen["steps"]
-    is_worth_telling = seen["on_device"] or ms >= MIN_MS
-    return SyncPoint(
-        line=line,
-        what=what,
-        per_step=count / seen["steps"],
-        ms_per_step=ms if is_worth_telling else None,
-    )

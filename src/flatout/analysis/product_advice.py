@@ -8,8 +8,8 @@ many rows. `plan` says what to time, `advised` what came out of it.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.analysis.products import (
@@ -42,17 +42,19 @@ SHORTER = {"float32": ("tf32", "bfloat16"), "tf32": ("bfloat16",)}
 """What an arithmetic may be replaced by, the nearest first."""
 
 
+Calls = Mapping[int, Mapping[str, Any]]
+"""Changed calls by the place of the product."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One change and the calls that it makes of others."""
 
-    kind: str
-    what: str
+    advice: ProductAdvice
+    """As far as it is foreseen."""
     work: float
     """How much more work the changed calls do for the training: 2 for twice the batch."""
-    calls: Mapping[int, Mapping[str, Any]]
-    """The changed call, by the place of the product."""
-    predicted_ratio: float
+    calls: Calls
 
 
 def plan(rows: Sequence[Seen], ceilings: DeviceCeilings) -> tuple[Change, ...]:
@@ -60,38 +62,35 @@ def plan(rows: Sequence[Seen], ceilings: DeviceCeilings) -> tuple[Change, ...]:
     timed = {place: row for place, row in enumerate(rows) if row.product.ms is not None}
     if not timed:
         return ()
-    whole_ms = sum(row.product.step_ms or 0.0 for row in timed.values())
+    least_ms = LEAST_SHARE * _step_ms(timed, timed)
     found = [*_pads(timed, ceilings), *_precisions(timed, ceilings), *_batches(timed, ceilings)]
-    worth = [
-        change
-        for change in found
-        if sum(timed[place].product.step_ms or 0.0 for place in change.calls)
-        >= LEAST_SHARE * whole_ms
-    ]
-    worth.sort(key=lambda change: -_promised_ms(change, timed))
-    return tuple(worth[:MOST_ADVICE])
+    worth = [change for change in found if _step_ms(change.calls, timed) >= least_ms]
+
+    def promised_ms(change: Change) -> float:
+        return _step_ms(change.calls, timed) * (1 - 1 / max(change.advice.predicted_ratio, 1e-9))
+
+    return tuple(sorted(worth, key=promised_ms, reverse=True)[:MOST_ADVICE])
 
 
 def advised(
     change: Change, rows: Sequence[Seen], times: Mapping[int, tuple[float, float]]
 ) -> ProductAdvice:
     """Return the advice with its measured gain."""
+    if set(times) != set(change.calls):
+        return change.advice
     counts = {place: rows[place].product.count for place in change.calls}
-    measured = saved_ms = None
-    if set(times) == set(change.calls):
-        before_ms = sum(counts[place] * before for place, (before, _) in times.items())
-        after_ms = sum(counts[place] * after for place, (_, after) in times.items()) / change.work
-        measured = before_ms / after_ms
-        now_ms = sum(rows[place].product.step_ms or 0.0 for place in change.calls)
-        saved_ms = now_ms * (1 - 1 / measured)
-    return ProductAdvice(
-        kind=change.kind,
-        what=change.what,
-        products=tuple(change.calls),
-        predicted_ratio=change.predicted_ratio,
-        measured_ratio=measured,
-        saved_ms=saved_ms,
+    before_ms = sum(counts[place] * before for place, (before, _) in times.items())
+    after_ms = sum(counts[place] * after for place, (_, after) in times.items()) / change.work
+    now_ms = _step_ms(change.calls, dict(enumerate(rows)))
+    return replace(
+        change.advice,
+        measured_ratio=before_ms / after_ms,
+        saved_ms=now_ms * (1 - after_ms / before_ms),
     )
+
+
+def _step_ms(places: Iterable[int], rows: Mapping[int, Seen]) -> float:
+    return sum(rows[place].product.step_ms or 0.0 for place in places)
 
 
 def _pads(rows: Mapping[int, Seen], ceilings: DeviceCeilings) -> list[Change]:
@@ -99,9 +98,10 @@ def _pads(rows: Mapping[int, Seen], ceilings: DeviceCeilings) -> list[Change]:
     found = []
     for size in sizes:
         padded = math.ceil(size / PAD_TO) * PAD_TO
-        change = _changed("pad", rows, ceilings, {size: padded}, 1.0)
-        if change is not None and padded <= size * (1 + MOST_PADDED_SHARE):
-            found.append(change)
+        calls = _resized(rows, size, padded)
+        if calls and padded <= size * (1 + MOST_PADDED_SHARE):
+            what = words("roofline.pad", old=str(size), new=str(padded))
+            found.append(_change("pad", what, calls, rows, ceilings))
     return found
 
 
@@ -124,8 +124,17 @@ def _batches(rows: Mapping[int, Seen], ceilings: DeviceCeilings) -> list[Change]
         # Only where the rows are few, not where the layer is.
         and row.product.m < min(row.product.n, row.product.k)
     }
-    found = [_changed("batch", rows, ceilings, {size: 2 * size}, 2.0) for size in sorted(few)]
-    return [c for c in found if c is not None and c.predicted_ratio >= LEAST_BATCH_GAIN]
+    found = [
+        _change(
+            "batch",
+            words("roofline.rows", old=str(size), new=str(2 * size)),
+            _resized(rows, size, 2 * size),
+            rows,
+            ceilings,
+        )
+        for size in sorted(few)
+    ]
+    return [change for change in found if change.advice.predicted_ratio >= LEAST_BATCH_GAIN]
 
 
 def _precisions(rows: Mapping[int, Seen], ceilings: DeviceCeilings) -> list[Change]:
@@ -140,57 +149,27 @@ def _precisions(rows: Mapping[int, Seen], ceilings: DeviceCeilings) -> list[Chan
         ]
         for other in faster if chosen else ():
             calls = {place: recast(row.call, other) for place, row in chosen.items()}
-            found.append(
-                Change(
-                    kind="precision",
-                    what=words("roofline.recast", dtype=dtype, other=other),
-                    work=1.0,
-                    calls=calls,
-                    predicted_ratio=_predicted(chosen, calls, ceilings, 1.0),
-                )
-            )
+            what = words("roofline.recast", dtype=dtype, other=other)
+            found.append(_change("precision", what, calls, rows, ceilings))
     return found
 
 
-def _changed(
-    kind: str,
-    rows: Mapping[int, Seen],
-    ceilings: DeviceCeilings,
-    change: Mapping[int, int],
-    work: float,
-) -> Change | None:
-    """Return the change of one size in every product that has it."""
-    calls = {
-        place: call
-        for place, row in rows.items()
-        if (call := resized(row.call, change)) is not None
-    }
-    if not calls:
-        return None
-    (old, new), *_ = change.items()
-    typical = _typical(rows, ceilings) if kind == "pad" else 0.0
-    name = "roofline.pad" if kind == "pad" else "roofline.rows"
-    return Change(
-        kind=kind,
-        what=words(name, old=str(old), new=str(new)),
-        work=work,
-        calls=calls,
-        predicted_ratio=_predicted(rows, calls, ceilings, work, typical),
-    )
+def _resized(rows: Mapping[int, Seen], old: int, new: int) -> Calls:
+    """Return the calls of every product that has a size, with another one."""
+    changed = {place: resized(row.call, {old: new}) for place, row in rows.items()}
+    return {place: call for place, call in changed.items() if call is not None}
 
 
-def _predicted(
-    rows: Mapping[int, Seen],
-    calls: Mapping[int, Mapping[str, Any]],
-    ceilings: DeviceCeilings,
-    work: float,
-    typical: float = 0.0,
-) -> float:
-    """Return how many times as fast the changed products should be, for the same work.
+def _change(
+    kind: str, what: str, calls: Calls, rows: Mapping[int, Seen], ceilings: DeviceCeilings
+) -> Change:
+    """Return a change with how many times as fast it should be, for the same work.
 
-    A changed call is taken to come as near to its roof as the call it replaces, or as what is
-    typical where that is nearer.
+    A changed call is taken to come as near to its roof as the call it replaces; a padded one as
+    what is typical where that is nearer.
     """
+    work = 2.0 if kind == "batch" else 1.0
+    typical = _typical(rows, ceilings) if kind == "pad" else 0.0
     now_ms = later_ms = 0.0
     for place, call in calls.items():
         product = rows[place].product
@@ -200,7 +179,9 @@ def _predicted(
             continue
         now_ms += product.step_ms or 0.0
         later_ms += after / max(share, typical)
-    return work * now_ms / later_ms if later_ms else 1.0
+    ratio = work * now_ms / later_ms if later_ms else 1.0
+    advice = ProductAdvice(kind=kind, what=what, products=tuple(calls), predicted_ratio=ratio)
+    return Change(advice=advice, work=work, calls=calls)
 
 
 def roof_share(product: Product, ceilings: DeviceCeilings) -> float | None:
@@ -218,9 +199,3 @@ def _typical(rows: Mapping[int, Seen], ceilings: DeviceCeilings) -> float:
         and (share := roof_share(row.product, ceilings)) is not None
     ]
     return min(statistics.median(even), 1.0) if even else 0.0
-
-
-def _promised_ms(change: Change, rows: Mapping[int, Seen]) -> float:
-    """Return what a step may save."""
-    now_ms = sum(rows[place].product.step_ms or 0.0 for place in change.calls)
-    return now_ms * (1 - 1 / max(change.predicted_ratio, 1e-9))

@@ -5,13 +5,12 @@
 """
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flatout.analysis.steps import sums_by_step
+from flatout.analysis.steps import medians_by_step, sums_by_step
 from flatout.records.roofline import Product
 
 TILE = (128, 256)
@@ -33,7 +32,7 @@ def tile_for(m: int, n: int) -> tuple[int, int]:
     return TILE if m >= TILE[0] and n >= TILE[0] else SMALL_TILE
 
 
-def tile_share(m: int, n: int, tile: tuple[int, int] | None = None) -> float:
+def tile_share(m: int, n: int) -> float:
     """Return which part of the tiles that cover the result is the result.
 
     Sources of this, `wave_share` and `aligned_bytes`: NVIDIA, "Matrix Multiplication Background
@@ -43,14 +42,12 @@ def tile_share(m: int, n: int, tile: tuple[int, int] | None = None) -> float:
     >>> tile_share(256, 256), round(tile_share(257, 256), 3)
     (1.0, 0.669)
     """
-    rows, columns = tile or tile_for(m, n)
+    rows, columns = tile_for(m, n)
     covered = math.ceil(m / rows) * rows * math.ceil(n / columns) * columns
     return m * n / covered
 
 
-def wave_share(
-    m: int, n: int, processors: int, *, batch: int = 1, tile: tuple[int, int] | None = None
-) -> float:
+def wave_share(m: int, n: int, processors: int, *, batch: int = 1) -> float:
     """Return which part of the processors' turns is used: the last wave is seldom full.
 
     132 processors do 132 tiles in one turn and 133 in two:
@@ -58,7 +55,7 @@ def wave_share(
     >>> wave_share(128, 256 * 132, 132), round(wave_share(128, 256 * 133, 132), 3)
     (1.0, 0.504)
     """
-    rows, columns = tile or tile_for(m, n)
+    rows, columns = tile_for(m, n)
     tiles = batch * math.ceil(m / rows) * math.ceil(n / columns)
     return tiles / (processors * math.ceil(tiles / processors))
 
@@ -129,45 +126,35 @@ def counts_per_step(segments: Sequence[Mapping[str, Any]]) -> Mapping[str, float
     >>> counts_per_step([{"who": 0, "counts": {"0": 2}}, {"who": 0, "counts": {"0": 2, "1": 1}}])
     {'0': 2.0, '1': 0.5}
     """
-    steps = [Counter(step) for step in sums_by_step(segments, "counts")]
-    names = sorted({name for step in steps for name in step}, key=int)
-    usual = {name: float(statistics.median(step[name] for step in steps)) for name in names}
-    by_calls = sorted(steps, key=Counter.total)
-    middle = by_calls[len(steps) // 2] if steps else Counter()
+    usual = {name: float(n) for name, n in medians_by_step(segments, "counts").items()}
+    by_calls = sorted(sums_by_step(segments, "counts"), key=Counter.total)
+    middle = by_calls[len(by_calls) // 2] if by_calls else Counter()
     if sum(usual.values()) >= LEAST_USUAL * middle.total():
         return usual
-    return {name: float(middle[name]) for name in names if middle[name]}
+    return {name: float(count) for name, count in middle.items() if count}
 
 
 def attention_flops(segments: Sequence[Mapping[str, Any]]) -> float:
     """Return the operations of fused attention in a step."""
-    steps = sums_by_step([{**s, "n": {"n": s["attention_flops"]}} for s in segments], "n")
-    return float(statistics.median(step["n"] for step in steps)) if steps else 0.0
+    rows = [{**segment, "n": {"n": segment["attention_flops"]}} for segment in segments]
+    return float(medians_by_step(rows, "n").get("n", 0.0))
 
 
 def product_of(call: Call, count: float) -> Product:
     """Return the product that a call makes; of backward ones the role is not decided yet."""
     name = call["operator"].removeprefix("aten::")
-    if name.startswith("convolution"):
-        return _convolution(call, name, count)
-    if name == GROUPED:
-        return _grouped(call, count)
-    left, right = (call["arguments"][place] for place in OPERANDS[name])
-    *batch, m, k = left["shape"]
-    n = right["shape"][-1]
-    layout = _layout(left) + _layout(right)
-    dtype = "tf32" if call["tf32"] else left["dtype"]
+    is_convolution = name.startswith("convolution")
+    if is_convolution:
+        facts = _convolution(call, is_backward=name == "convolution_backward")
+    else:
+        facts = _grouped(call) if name == GROUPED else _plain(call, name)
+    dtype = "tf32" if call["tf32"] else facts["dtype"]
+    m, n, k = (facts[size] for size in "mnk")
+    layout = "NT" if is_convolution else facts["layout"]
     return Product(
+        **{"role": call["when"], **facts, "dtype": dtype},
         operator=name,
-        m=m,
-        n=n,
-        k=k,
-        batch=math.prod(batch),
-        dtype=dtype,
-        layout=layout,
-        role=call["when"],
         count=count,
-        flops=2 * math.prod(batch) * m * n * k,
         bytes=_bytes(call),
         aligned_bytes=aligned_bytes(m, n, k, layout, ELEMENT_BYTES.get(dtype, 4)),
     )
@@ -249,37 +236,31 @@ def _resized(value: Any, change: Mapping[int, int]) -> Any:
     return {**value, "shape": sizes, "stride": steps}
 
 
-def _convolution(call: Call, name: str, count: float) -> Product:
+def _plain(call: Call, name: str) -> dict[str, Any]:
+    left, right = (call["arguments"][place] for place in OPERANDS[name])
+    *batch, m, k = left["shape"]
+    sizes = {"m": m, "n": right["shape"][-1], "k": k, "batch": math.prod(batch)}
+    layout, flops = _layout(left) + _layout(right), 2 * math.prod(sizes.values())
+    return {**sizes, "dtype": left["dtype"], "layout": layout, "flops": flops}
+
+
+def _convolution(call: Call, *, is_backward: bool) -> dict[str, Any]:
     """Return a convolution as the product that it is: pixels by output channels."""
     arguments = call["arguments"]
-    backward = name == "convolution_backward"
-    image, weight = (arguments[1], arguments[2]) if backward else (arguments[0], arguments[1])
-    result = arguments[0] if backward else call["out"]
-    turned, groups = (arguments[7], arguments[9]) if backward else (arguments[6], arguments[8])
+    image, weight = arguments[1:3] if is_backward else arguments[:2]
+    result = arguments[0] if is_backward else call["out"]
+    turned, groups = (arguments[7], arguments[9]) if is_backward else (arguments[6], arguments[8])
     shape = weight["shape"]
     pixels = image if turned else result
-    products = sum(map(bool, arguments[10][:2])) if backward else 1
+    products = sum(map(bool, arguments[10][:2])) if is_backward else 1
     m = pixels["shape"][0] * math.prod(pixels["shape"][2:])
-    n, k = shape[0] // groups, math.prod(shape[1:])
-    dtype = "tf32" if call["tf32"] else image["dtype"]
+    sizes = {"m": m, "n": shape[0] // groups, "k": math.prod(shape[1:]), "batch": groups}
     layout = "channels last" if image["stride"][1] == 1 else "channels first"
-    return Product(
-        operator=name,
-        m=m,
-        n=n,
-        k=k,
-        batch=groups,
-        dtype=dtype,
-        layout=layout,
-        role=call["when"],
-        count=count,
-        flops=2 * m * n * k * groups * products,
-        bytes=_bytes(call),
-        aligned_bytes=aligned_bytes(m, n, k, "NT", ELEMENT_BYTES.get(dtype, 4)),
-    )
+    flops = 2 * math.prod(sizes.values()) * products
+    return {**sizes, "dtype": image["dtype"], "layout": layout, "flops": flops}
 
 
-def _grouped(call: Call, count: float) -> Product:
+def _grouped(call: Call) -> dict[str, Any]:
     """Return products in groups as one batch, each of the average size; the work is exact.
 
     The size of each group is in a tensor, which no one waits for.
@@ -295,23 +276,12 @@ def _grouped(call: Call, count: float) -> Product:
         # Of a weight's gradient the groups lie along the sum, else along rows or columns.
         place = 1 if are_flat else 0 if len(left["shape"]) == 2 else 2
         sizes[place] = math.ceil(sizes[place] / groups)
-    m, k, n = sizes
-    backward = "wgrad" if are_flat else "dgrad"
+    role = call["when"]
+    if role == "backward":
+        role = "wgrad" if are_flat else "dgrad"
     layout = _layout(left) + _layout(right)
-    return Product(
-        operator=GROUPED,
-        m=m,
-        n=n,
-        k=k,
-        batch=groups,
-        dtype=left["dtype"],
-        layout=layout,
-        role=backward if call["when"] == "backward" else call["when"],
-        count=count,
-        flops=flops,
-        bytes=_bytes(call),
-        aligned_bytes=aligned_bytes(m, n, k, layout, ELEMENT_BYTES.get(left["dtype"], 4)),
-    )
+    facts = {"dtype": left["dtype"], "layout": layout, "flops": flops, "role": role}
+    return {**facts, "m": sizes[0], "n": sizes[2], "k": sizes[1], "batch": groups}
 
 
 def _layout(tensor: Mapping[str, Any]) -> str:

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from flatout.analysis.journey import journey_of
 from flatout.analysis.regime import held_to_phases, with_regime
 from flatout.analysis.steps import (
@@ -13,7 +15,6 @@ from flatout.analysis.steps import (
     Step,
     Window,
     block_means,
-    quantile,
     steps_of,
     whole_epochs,
     window_of,
@@ -22,7 +23,16 @@ from flatout.analysis.trace import of_steps
 from flatout.records.json_records import from_plain
 from flatout.records.machine import Machine
 from flatout.records.messages import words
-from flatout.records.phase_clock import DATA_WAIT, EVAL, NAMES, OTHER, SAVE
+from flatout.records.phase_clock import (
+    BACKWARD,
+    DATA_WAIT,
+    EVAL,
+    FORWARD,
+    NAMES,
+    OPTIMIZER,
+    OTHER,
+    SAVE,
+)
 from flatout.records.profile import (
     MAX_STEPS_KEPT,
     PHASES,
@@ -34,7 +44,6 @@ from flatout.records.profile import (
     Spread,
     most_times,
 )
-from flatout.records.readings import TraceSummary
 from flatout.records.trial_result import LoaderSeen, TrialResult
 from flatout.records.units import format_ms
 
@@ -88,16 +97,16 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
     whole_s = step_s + (start_ms / 1e3 / epoch_steps if epoch_steps else 0.0)
     evaluated_s, run_s = _evaluated_s(window, start_ms / 1e3)
     later_s = sum(step.wall_s for step in window.steps[1:]) or math.inf
-    samples = _mean([s.samples for s in window.sampled])
+    samples = statistics.fmean(s.samples for s in window.sampled)
     losses = losses_of(window.steps)
     busy = device.busy_share
     compute = sum(phases[name] for name in ("forward", "backward", "optimizer"))
-    load = result.load
+    load, traced = result.load, device.trace
     profile = Profile(
         step_ms=Spread(
             median=1e3 * step_s,
-            p10=quantile(walls_ms, 0.1),
-            p90=quantile(walls_ms, 0.9),
+            p10=float(np.quantile(walls_ms, 0.1)),
+            p90=float(np.quantile(walls_ms, 0.9)),
             n=len(window.measured),
         ),
         phases_ms=phases,
@@ -111,8 +120,8 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
         warmup_ms=1e3 * window.warm_up_s,
         first_step_ms=1e3 * window.steps[0].wall_s,
         losses=tuple(losses[:MAX_LOSSES]),
-        batches_per_step=_mean([s.batches for s in window.sampled]),
-        backwards_per_step=_mean([s.backwards for s in window.sampled]),
+        batches_per_step=statistics.fmean(s.batches for s in window.sampled),
+        backwards_per_step=statistics.fmean(s.backwards for s in window.sampled),
         samples_per_step=samples,
         eval_ms=_eval_ms(window, phases),
         eval_share=evaluated_s / run_s if run_s else 0.0,
@@ -132,7 +141,7 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
         notes=tuple(_notes(result, window, busy, (evaluated_s, run_s))),
         environment=result.environment,
         steps_ms=_steps_ms(window),
-        trace=_trace(result, window),
+        trace=of_steps(traced, _segments_per_step(result, window)) if traced else None,
     )
     profile = replace(profile, ceilings=ceilings_of(profile))
     return with_regime(replace(profile, journey=journey_of(result, window, profile)))
@@ -158,19 +167,12 @@ def with_kernels_of(profile: Profile, seen: Profile) -> Profile:
     return with_regime(replace(profile, ceilings=ceilings_of(profile)))
 
 
-def _trace(result: TrialResult, window: Window) -> TraceSummary | None:
-    """Return what a device ran in the steps after the timed ones; None where none was traced."""
-    trace = result.device.trace
-    return of_steps(trace, _segments_per_step(result, window)) if trace else None
-
-
 def _steps_ms(window: Window) -> tuple[tuple[float, ...], ...]:
     """Return the phases of each measured step; copies to a device are not told apart there."""
-    other = NAMES.index("other")
     rows = []
     for step in window.sampled[:MAX_STEPS_KEPT]:
-        by_name = dict(zip(NAMES[:other], step.seconds[:other], strict=True))
-        by_name["other"] = sum(step.seconds[other:])
+        by_name = dict(zip(NAMES[:OTHER], step.seconds[:OTHER], strict=True))
+        by_name["other"] = sum(step.seconds[OTHER:])
         rows.append(tuple(round(1e3 * by_name.get(name, 0.0), 4) for name in PHASES))
     return tuple(rows)
 
@@ -178,15 +180,9 @@ def _steps_ms(window: Window) -> tuple[tuple[float, ...], ...]:
 def _phases_ms(window: Window, step_ms: float, result: TrialResult) -> dict[str, float]:
     """Return milliseconds by phase: medians, scaled so that they add up to the step.
 
-    Medians, because one step with a log line or a garbage collection would move a mean; their sum
-    differs from the median step by a few percent, and the scaling spreads that evenly.
+    Their sum differs from the median step by a few percent, and the scaling spreads that evenly.
     """
-    columns = zip(*(step.seconds for step in window.sampled), strict=True)
-    by_name = {
-        name: 1e3 * statistics.median(block_means(list(column), window.period))
-        for name, column in zip(NAMES, columns, strict=True)
-    }
-    by_name["other"] += by_name.pop("eval") + by_name.pop("save")
+    by_name = window.medians_ms(lambda step: step.seconds)
     by_name["h2d"] = 0.0
     copied_s = result.device.h2d_s_per_segment
     if copied_s:
@@ -200,7 +196,7 @@ def _phases_ms(window: Window, step_ms: float, result: TrialResult) -> dict[str,
 
 def _eval_ms(window: Window, phases: Mapping[str, float]) -> float:
     """Return the part of `other` in which the trained model was evaluated."""
-    column = [step.seconds[NAMES.index("eval")] for step in window.sampled]
+    column = [step.seconds[EVAL] for step in window.sampled]
     return min(phases["other"], 1e3 * statistics.median(block_means(column, window.period)))
 
 
@@ -225,8 +221,7 @@ def _segments_per_step(result: TrialResult, window: Window) -> float:
 
 
 def _loader(seen: LoaderSeen, window: Window) -> LoaderFacts:
-    wait = NAMES.index("data_wait")
-    waits = [step.seconds[wait] / max(1, step.batches) for step in window.sampled]
+    waits = [step.seconds[DATA_WAIT] / max(1, step.batches) for step in window.sampled]
     facts: LoaderFacts = from_plain(
         LoaderFacts,
         {
@@ -241,14 +236,14 @@ def _loader(seen: LoaderSeen, window: Window) -> LoaderFacts:
             "batch_bytes": int(statistics.median(seen.batch_bytes or [0])),
         },
     )
-    if not seen.is_training or facts.workers or not waits:
+    if not seen.is_training or facts.workers:
         return facts
     return replace(facts, fetch_ms=1e3 * statistics.median(waits))
 
 
 def _model(model: ModelFacts, number: int, window: Window) -> ModelFacts:
     calls = [step.calls[number] if number < len(step.calls) else 0 for step in window.sampled]
-    return replace(model, calls_per_step=_mean(calls))
+    return replace(model, calls_per_step=statistics.fmean(calls))
 
 
 def epoch_start_ms(result: TrialResult, window: Window) -> float:
@@ -257,8 +252,7 @@ def epoch_start_ms(result: TrialResult, window: Window) -> float:
     Ending the workers and making new ones, until the first batch is there; and what the step with
     that batch takes longer, while all workers make their first batches on its cores.
     """
-    wait = NAMES.index("data_wait")
-    wait_s = statistics.median(step.seconds[wait] for step in window.sampled)
+    wait_s = statistics.median(step.seconds[DATA_WAIT] for step in window.sampled)
     loaders = [seen for seen in result.loaders if seen.is_training and seen.starts_s]
     if len(loaders) != 1 or len(loaders[0].starts_s) < 2:
         return 0.0
@@ -269,19 +263,15 @@ def epoch_start_ms(result: TrialResult, window: Window) -> float:
 
 def _slower_start_s(window: Window) -> float:
     """Return what the first step of an epoch computes longer than others alongside its workers."""
-    if window.period <= 1:
+
+    def computed_s(step: Step) -> float:
+        return sum(step.seconds[phase] for phase in (FORWARD, BACKWARD, OPTIMIZER))
+
+    firsts_s = [computed_s(step) for step in window.steps[1:] if step.is_dirty]
+    if window.period <= 1 or not firsts_s:
         return 0.0
-    compute = [NAMES.index(name) for name in ("forward", "backward", "optimizer")]
-    times = {
-        is_dirty: [sum(s.seconds[i] for i in compute) for s in steps]
-        for is_dirty, steps in (
-            (True, [step for step in window.steps[1:] if step.is_dirty]),
-            (False, window.sampled),
-        )
-    }
-    if not times[True]:
-        return 0.0
-    return max(0.0, statistics.median(times[True]) - statistics.fmean(times[False]))
+    usual_s = statistics.fmean(map(computed_s, window.sampled))
+    return max(0.0, statistics.median(firsts_s) - usual_s)
 
 
 def _epoch_steps(result: TrialResult, window: Window) -> int | None:
@@ -291,7 +281,7 @@ def _epoch_steps(result: TrialResult, window: Window) -> int | None:
     script that leaves its epochs early, the batches that it draws in one.
     """
     loaders = [seen for seen in result.loaders if seen.is_training]
-    batches = statistics.median([step.batches for step in window.sampled] or [1])
+    batches = statistics.median(step.batches for step in window.sampled)
     length = loaders[0].asked["steps_per_epoch"] if len(loaders) == 1 else None
     if length is None or batches < 1:
         return None
@@ -308,12 +298,14 @@ def _notes(
     is_fed = any(seen.is_training for seen in result.loaders)
     left, run = format_ms(1e3 * left_s), format_ms(1e3 * run_s)
     devices = result.device.count
+    undrawn = "note.thread_loader" if result.draws_elsewhere else "note.no_loader"
+    # Batches that are from no loader are from an iterator that no `DataLoader` of torch made.
+    has_batches = any(step.batches for step in window.sampled)
     said = (
         (not window.is_warm, words("note.not_steady")),
         (not window.are_clean, words("note.unclean")),
         (left_s >= TELLING_SHARE * run_s > 0, words("note.left_out", left=left, run=run)),
-        (not is_fed and _draws_batches(window), words("note.foreign_loader")),
-        (not is_fed and not _draws_batches(window), words(_unseen_loader(result))),
+        (not is_fed, words("note.foreign_loader" if has_batches else undrawn)),
         (not result.models, words("note.no_root")),
         (result.trains_unseen, words("note.later_model")),
         (devices > 1, words("note.several_devices", n=str(devices))),
@@ -321,15 +313,6 @@ def _notes(
     )
     notes = [text for holds, text in said if holds]
     return [*notes, *(words("note.probe_failed", error=text) for text in result.errors)]
-
-
-def _unseen_loader(result: TrialResult) -> str:
-    return "note.thread_loader" if result.draws_elsewhere else "note.no_loader"
-
-
-def _draws_batches(window: Window) -> bool:
-    """Return whether steps drew from an iterator that no `DataLoader` of torch made."""
-    return any(step.batches for step in window.sampled)
 
 
 def _evaluated_s(window: Window, epoch_start_s: float) -> tuple[float, float]:
@@ -340,7 +323,7 @@ def _evaluated_s(window: Window, epoch_start_s: float) -> tuple[float, float]:
     step, and is done once in it, is no part of the run: the look is short, the training is long.
     """
     measured = {id(step) for step in window.measured}
-    step_s = statistics.median([step.wall_s for step in window.measured] or [0.0])
+    step_s = statistics.median(step.wall_s for step in window.measured)
     usual_s = _usual_eval_s(window)
     left_s = run_s = 0.0
     for number, step in enumerate(window.steps):
@@ -353,7 +336,7 @@ def _evaluated_s(window: Window, epoch_start_s: float) -> tuple[float, float]:
 
 
 def _usual_eval_s(window: Window) -> float:
-    return statistics.median([step.seconds[EVAL] for step in window.sampled] or [0.0])
+    return statistics.median(step.seconds[EVAL] for step in window.sampled)
 
 
 def _own_eval_s(step: Step, usual_s: float) -> float:
@@ -372,50 +355,42 @@ def _rare_work(window: Window) -> RareWork | None:
     workers deliver. Of most steps that were not looked into only the length is known: those that
     were say whether such steps are longer for work of the loop, or for a batch they wait for.
     """
-    first = window.measured[0] if window.measured else None
+    first = window.measured[0]
     after = [*itertools.dropwhile(lambda step: step is not first, window.steps)]
-    if not after:
-        return None
     usual_s = statistics.median(step.wall_s for step in window.measured)
     usual_other_s = statistics.median(step.seconds[OTHER] for step in window.sampled)
     usual_wait_s = statistics.median(step.seconds[DATA_WAIT] for step in window.sampled)
     usual_eval_s = _usual_eval_s(window)
-    least_s = max(RARE_S, RARE_TIMES * usual_s)
-    rare = [
-        step
-        for step in after
-        if step.wall_s - usual_s > least_s and not _own_eval_s(step, usual_eval_s)
-    ]
+
+    def extra_s(step: Step) -> float:
+        return step.wall_s - usual_s
 
     def waited_s(step: Step) -> float:
         is_stall = window.period == 1 and not step.starts
         return step.seconds[DATA_WAIT] - usual_wait_s if is_stall else 0.0
 
+    least_s = max(RARE_S, RARE_TIMES * usual_s)
+    longer = [step for step in after if extra_s(step) > least_s]
+    rare = [step for step in longer if not _own_eval_s(step, usual_eval_s)]
     seen = [
         step
         for step in rare
-        if step.is_sampled
-        or step.seconds[SAVE]
-        or waited_s(step) >= OF_ITS_OWN * (step.wall_s - usual_s)
+        if step.is_sampled or step.seconds[SAVE] or waited_s(step) >= OF_ITS_OWN * extra_s(step)
     ]
-    seen_s = sum(step.wall_s - usual_s for step in seen)
+    seen_s = sum(map(extra_s, seen))
     waits_s = sum(map(waited_s, seen))
     own_s = sum(step.seconds[OTHER] + step.seconds[SAVE] - usual_other_s for step in seen)
     if len(rare) < MIN_RARE or not seen or own_s + waits_s < OF_ITS_OWN * seen_s:
         return None
-    extra_s = [step.wall_s - usual_s for step in rare]
+    rare_s = sum(map(extra_s, rare))
     return RareWork(
-        share=sum(extra_s) / sum(step.wall_s for step in after),
-        ms=1e3 * statistics.fmean(extra_s),
+        share=rare_s / sum(step.wall_s for step in after),
+        ms=1e3 * rare_s / len(rare),
         steps=len(rare),
         of_steps=len(after),
-        saving_share=sum(step.seconds[SAVE] for step in rare) / sum(extra_s),
+        saving_share=sum(step.seconds[SAVE] for step in rare) / rare_s,
         waiting_share=waits_s / seen_s,
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else 0.0
 
 
 def losses_of(steps: Sequence[Step]) -> list[float]:

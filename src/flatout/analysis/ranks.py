@@ -5,10 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flatout.analysis.profile import summarise, window_in
-from flatout.analysis.steps import block_means
 from flatout.records.machine import Machine
 from flatout.records.messages import Text, named, words
-from flatout.records.phase_clock import NAMES
 from flatout.records.profile import PHASES, Profile
 from flatout.records.readings import RankFacts
 from flatout.records.trial_result import TrialResult
@@ -94,6 +92,8 @@ def compare_ranks(views: Sequence[RankView]) -> tuple[RankFacts, ...]:
     """
     lags = {view.rank: _lag(view, views) for view in views}
     last = max(views, key=lambda view: sum(lags[view.rank].values()), default=None)
+    if last is not None and sum(lags[last.rank].values()) < MIN_LAG * last.profile.step_ms.median:
+        last = None
     return tuple(
         RankFacts(
             rank=view.rank,
@@ -103,10 +103,8 @@ def compare_ranks(views: Sequence[RankView]) -> tuple[RankFacts, ...]:
             exposed_communication_ms=None
             if view.communication_ms is None
             else sum(view.communication_ms.values()),
-            is_straggler=view is last and _is_behind(view, lags[view.rank]),
-            because=_because(view, views, lags[view.rank])
-            if view is last and _is_behind(view, lags[view.rank])
-            else "",
+            is_straggler=view is last,
+            because=_because(view, views, lags[view.rank]) if view is last else "",
             first_batch=next((x.first_batch for x in view.profile.training_loaders), ""),
             device=view.device,
         )
@@ -126,10 +124,6 @@ def _lag(view: RankView, views: Sequence[RankView]) -> dict[str, float]:
     }
 
 
-def _is_behind(view: RankView, lag: Mapping[str, float]) -> bool:
-    return sum(lag.values()) >= MIN_LAG * view.profile.step_ms.median
-
-
 def _because(view: RankView, views: Sequence[RankView], lag: Mapping[str, float]) -> str:
     """Return the phase in which the rank is behind, and a larger batch where there is one."""
     phase = max(lag, key=lambda name: lag[name])
@@ -142,12 +136,8 @@ def _because(view: RankView, views: Sequence[RankView], lag: Mapping[str, float]
     others = statistics.median(o.profile.samples_per_step for o in views if o is not view)
     own_samples = view.profile.samples_per_step
     if others and own_samples >= MORE_SAMPLES * others:
-        return words(
-            "note.straggler_samples",
-            **known,
-            samples=f"{own_samples:g}",
-            other_samples=f"{others:g}",
-        )
+        known |= {"samples": f"{own_samples:g}", "other_samples": f"{others:g}"}
+        return words("note.straggler_samples", **known)
     return words("note.straggler", **known)
 
 
@@ -155,11 +145,4 @@ def _communication_ms(result: TrialResult) -> dict[str, float] | None:
     """Return the median time in collectives by phase; None where the device waits instead."""
     if result.device.kind != "cpu":
         return None
-    window = window_in(result)
-    columns = zip(*(step.communication for step in window.sampled), strict=True)
-    by_name = {
-        name: 1e3 * statistics.median(block_means(list(column), window.period))
-        for name, column in zip(NAMES, columns, strict=True)
-    }
-    by_name["other"] += by_name.pop("eval") + by_name.pop("save")
-    return by_name
+    return window_in(result).medians_ms(lambda step: step.communication)

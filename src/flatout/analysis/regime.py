@@ -1,35 +1,19 @@
 """What bounds the step, and what a technique could give at most. Pure; runs in the parent.
 
 A technique that acts on six percent of the step gives 1.06x at most (Amdahl's law), however good it
-is (`best_case`). `flops_of_step` and `drained_per_s` read the ceilings' passes.
+is (`best_case`). `loaders_per_s` reads a pass of the ceilings.
 """
 
 import re
-import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from flatout.analysis.steps import sums_by_step
 from flatout.records.messages import joined, named, words
 from flatout.records.profile import CAUSES, PHASES, Bound, Ceilings, Profile, Regime, most_times
 
 SURE_BATCHES = 2
 """Fewer batches than this after the prefetched ones make no rate."""
-
-
-def flops_of_step(segments: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
-    """Return the floating-point operations of one training step by dtype: medians over the steps.
-
-    >>> rows = [{"who": 0, "by_dtype": {"float32": 6}}, {"who": 1, "by_dtype": {"float32": 4}}]
-    >>> flops_of_step(rows)
-    {'float32': 10}
-    """
-    if not segments:
-        return {}
-    steps = sums_by_step(segments, "by_dtype")
-    names = sorted({name for step in steps for name in step})
-    return {name: statistics.median(step[name] for step in steps) for name in names}
 
 
 def main_dtype(flops: Mapping[str, float]) -> str:
@@ -324,7 +308,7 @@ def _launch(profile: Profile) -> tuple[float | None, str]:
 
 def _split(profile: Profile, kernels: float) -> tuple[dict[str, float], str]:
     """Return the kernels' share split into products and the rest, where something tells."""
-    products = _product_share(profile)
+    products = profile.trace.product_share if profile.trace else None
     if products is not None:
         why = f"{100 * products:.0f} % of their time in products, convolutions and attention"
         return {"gemm": kernels * products, "bandwidth": kernels * (1 - products)}, why
@@ -339,16 +323,6 @@ def _split(profile: Profile, kernels: float) -> tuple[dict[str, float], str]:
 def products_are_known(profile: Profile) -> bool:
     """Return whether it is known which part of the kernels' time is not in products."""
     return profile.regime is not None and "bandwidth" in profile.regime.shares
-
-
-def _product_share(profile: Profile) -> float | None:
-    """Return the share of the products in what was traced; None where nothing was."""
-    trace = profile.trace
-    if trace is None or trace.product_share is not None:
-        return trace.product_share if trace else None
-    entries = trace.kernels or trace.operators
-    total = sum(entry.ms_per_step for entry in entries)
-    return sum(e.ms_per_step for e in entries if is_product(e.name)) / total if total else None
 
 
 def _mean_share(profile: Profile, phases: Iterable[str]) -> float:

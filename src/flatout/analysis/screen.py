@@ -15,7 +15,7 @@ next, and in flatout's own, which reports.
 import itertools
 import math
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -90,14 +90,11 @@ class ScreenBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScreenEffect:
-    """What one technique does to the step, in logs: above 0 it is faster."""
+class ScreenEffect(InProcess):
+    """What one technique does to the step, in logs: above 0 it is faster.
 
-    log_ratio: float
-    error: float
-    freedom: int
-    n: int
-    """Blocks with it on, or without it, that counted: the fewer of both."""
+    Its blocks are those with it on, or without it, that counted: the fewer of both.
+    """
 
     def bound(self, confidence: float, side: int) -> float:
         """Return the one-sided bound, `side` -1 for the lower and +1 for the upper one."""
@@ -157,10 +154,7 @@ class ScreenFit:
         """
         known = {name for term in self.terms for name in term}
         known = known if among is None else known & {*among}
-        groups: dict[str, list[str]] = {}
-        for factor in self.factors:
-            if factor.label in known:
-                groups.setdefault(factor.group or factor.label, []).append(factor.label)
+        groups = _groups(self.factors, known)
         if math.prod(len(labels) + 1 for labels in groups.values()) > MOST_CELLS:
             cells: Iterable[Cell] = [self._each_alone(groups)]
         else:
@@ -187,11 +181,24 @@ class ScreenFit:
         return effect.bound(0.9, -1) > 0
 
 
+def _groups(factors: Sequence[ScreenFactor], labels: Collection[str]) -> dict[str, list[str]]:
+    """Return those labels by group."""
+    groups: dict[str, list[str]] = {}
+    for factor in factors:
+        if factor.label in labels:
+            groups.setdefault(factor.group or factor.label, []).append(factor.label)
+    return groups
+
+
+def _are_rivals(one: str, other: str, factors: Sequence[ScreenFactor]) -> bool:
+    group = {factor.label: factor.group or factor.label for factor in factors}
+    return one == other or (one in group and group[one] == group.get(other))
+
+
 def _without_rivals(
     label: str, recipe: Collection[str], factors: Sequence[ScreenFactor]
-) -> set[str]:
-    group = {factor.label: factor.group or factor.label for factor in factors}
-    return {name for name in recipe if group.get(name) != group.get(label)}
+) -> list[str]:
+    return [name for name in recipe if not _are_rivals(name, label, factors)]
 
 
 def counting(blocks: Sequence[ScreenBlock]) -> list[ScreenBlock]:
@@ -383,20 +390,18 @@ class ScreenPlan:
         """Labels of the techniques of which it is not known whether they help."""
         self.on: list[str] = []
         """Those that are settled to help, and those of the best guess once their time is over."""
-        self.stage = "introduce screen"
-        """`introduce screen`, `screen`, `introduce last`, `last`, `again`, `credit` or `over`."""
-        self.rounds = 0
-        """Replicates of the present stage."""
+        self.stage = "screen"
+        """`screen`, `introduce last`, `last`, `again`, `credit` or `over`."""
         self.credit_from: int | None = None
         """Blocks before the stage in which techniques are left out of the best recipe; None where
         the time was over before it."""
         self._deal = random.Random(seed)
         self._queue: list[Cell] = []
+        self._queues = self._replicates()
         self._introduced: set[str] = set()
         self._visited: set[Cell] = set()
-        self._startup_share = 0.0
-        self._again: list[str] = []
-        self._again_from = 0
+        self._blocks: Sequence[ScreenBlock] = ()
+        self._used_share = self._startup_share = 0.0
 
     def drop(self, label: str) -> None:
         """Leave out a technique that failed or has nothing to act on."""
@@ -415,60 +420,48 @@ class ScreenPlan:
             used_share: Share of the time that is used, in [0, 1].
             startup_share: What starting one of those that come last takes of the time.
         """
-        self._startup_share = startup_share
+        self._blocks, self._used_share, self._startup_share = blocks, used_share, startup_share
         if used_share >= 1:
             self.stage = "over"
-        while not self._queue and self.stage != "over":
-            self._refill(blocks, used_share)
+        if not self._queue and self.stage != "over":
+            self._queue = next(self._queues, [])
         if not self._queue or self.stage == "over":
             return None
         cell = self._queue.pop(0)
         self._visited.add(cell)
         return cell
 
-    def _refill(self, blocks: Sequence[ScreenBlock], used_share: float) -> None:
-        if self.stage == "introduce screen":
-            self._introduce(self._labels(is_last=False))
-            self.stage = "screen"
-        elif self.stage == "screen":
-            if self._screened(
-                blocks, self._labels(is_last=False), is_late=used_share >= SCREEN_UNTIL
-            ):
-                self.stage, self.rounds = "introduce last", 0
-        elif self.stage == "introduce last":
-            self._introduce_next(used_share)
-        elif self.stage == "last":
-            # What was started has cost its time already: it is compared at least once.
-            is_late = used_share >= LAST_UNTIL and self.rounds > 0
-            if self._screened(blocks, self._labels(is_last=True), is_late=is_late):
-                self.stage, self.rounds = "again", 0
-                self._again, self._again_from = self._larger_now(blocks), len(blocks)
-                self.open += self._again
-        elif self.stage == "again":
-            # From these blocks alone: the share of the step differs from what it was before.
-            own = blocks[self._again_from :]
-            if self._screened(own, self._again, is_late=used_share >= AGAIN_UNTIL):
-                self.stage, self.rounds, self.credit_from = "credit", 0, len(blocks)
-        else:
-            self._credit(blocks, used_share)
-
-    def _introduce_next(self, used_share: float) -> None:
-        """Start one of those that come last, the most hopeful first: each may compile the model."""
-        new = [x for x in self._labels(is_last=True) if x not in self._introduced]
-        is_first = len(new) == len(self._labels(is_last=True))
-        if new and (is_first or used_share + self._startup_share < LAST_UNTIL):
-            self._introduce(new[:1])
-        else:
-            self.stage = "last"
+    def _replicates(self) -> Iterator[list[Cell]]:
+        """Yield cells that belong together; those after them once they have all been seen."""
+        yield from self._alone(self._labels(is_last=False))
+        yield from self._screened(self._labels(is_last=False), SCREEN_UNTIL)
+        self.stage = "introduce last"
+        # One at a time, the most hopeful first: each may compile the model.
+        while new := [x for x in self._labels(is_last=True) if x not in self._introduced]:
+            is_first = len(new) == len(self._labels(is_last=True))
+            if not is_first and self._used_share + self._startup_share >= LAST_UNTIL:
+                break
+            yield from self._alone(new[:1])
+        self.stage = "last"
+        # What was started has cost its time already: it is compared at least once.
+        yield from self._screened(self._labels(is_last=True), LAST_UNTIL, fewest=1)
+        self.stage = "again"
+        again = self._larger_now(self._blocks)
+        self.open += again
+        # From these blocks alone: the share of the step differs from what it was before.
+        yield from self._screened(again, AGAIN_UNTIL, begin=len(self._blocks))
+        self.stage, self.credit_from = "credit", len(self._blocks)
+        yield from self._credited()
+        self.stage = "over"
 
     def _labels(self, *, is_last: bool) -> list[str]:
         return [f.label for f in self.factors if f.is_last == is_last]
 
-    def _introduce(self, new: Sequence[str]) -> None:
+    def _alone(self, new: Sequence[str]) -> Iterator[list[Cell]]:
+        """Yield each new technique on top of what is settled."""
         self._introduced |= {*new}
         if new:
-            rest = tuple(self.on)
-            self._queue = [rest, *(tuple(sorted([*rest, label])) for label in new)]
+            yield [tuple(self.on), *(tuple(sorted([*self.on, label])) for label in new)]
 
     def _larger_now(self, blocks: Sequence[ScreenBlock]) -> list[str]:
         """Return what saved too little of the steps at first and may save enough of the last ones.
@@ -483,7 +476,8 @@ class ScreenPlan:
         for label in self._labels(is_last=False) if fit and now and first else ():
             is_out = label not in self.open and label not in self.on
             effect = fit.effect(label, self.on) if fit else None
-            if not is_out or effect is None or any(self._are_rivals(label, x) for x in self.on):
+            rivals = (x for x in self.on if _are_rivals(label, x, self.factors))
+            if not is_out or effect is None or any(rivals):
                 continue
             saved_s = math.exp(float(np.mean(first))) * (1 - 1 / effect.ratio)
             is_enough = saved_s > (1 - 1 / Rule().gain) * float(np.median(now))
@@ -491,29 +485,30 @@ class ScreenPlan:
         return found
 
     def _screened(
-        self, blocks: Sequence[ScreenBlock], labels: Collection[str], *, is_late: bool
-    ) -> bool:
-        """Add a replicate, unless all is settled or the time is over; return whether it is."""
-        self._settle(blocks, labels)
-        groups: dict[str, list[str]] = {}
-        for factor in self.factors:
-            is_known = factor.label in labels and factor.label in self._introduced
-            if factor.label in self.open and is_known:
-                groups.setdefault(factor.group or factor.label, []).append(factor.label)
-        if not groups or is_late or self.rounds >= MOST_REPLICATES:
-            self._guess(blocks, labels)
-            return True
-        self.rounds += 1
-        rest = [name for name in self.on if not any(name in g for g in groups.values())]
-        self._queue = [
-            tuple(sorted({*rest, *cell})) for cell in replicate([*groups.values()], self._deal)
-        ]
-        return False
+        self, labels: Collection[str], until: float, *, begin: int = 0, fewest: int = 0
+    ) -> Iterator[list[Cell]]:
+        """Yield replicates until all is settled or a share of the time is over.
 
-    def _settle(self, blocks: Sequence[ScreenBlock], labels: Collection[str]) -> None:
+        At least the `fewest`; blocks count from `begin` on.
+        """
+        for number in range(MOST_REPLICATES + 1):
+            self._settle(self._blocks[begin:], labels, number)
+            unsettled = {x for x in self.open if x in labels and x in self._introduced}
+            groups = _groups(self.factors, unsettled)
+            is_late = self._used_share >= until and number >= fewest
+            if not groups or is_late or number == MOST_REPLICATES:
+                break
+            rest = [name for name in self.on if not any(name in g for g in groups.values())]
+            design = replicate([*groups.values()], self._deal)
+            yield [tuple(sorted({*rest, *cell})) for cell in design]
+        self._guess(self._blocks[begin:], labels)
+
+    def _settle(
+        self, blocks: Sequence[ScreenBlock], labels: Collection[str], replicates: int
+    ) -> None:
         """Take those out of the design whose interval says enough, as the rule for pairs has it."""
         fit = fit_blocks(blocks, self.factors)
-        if fit is None or self.rounds < FEWEST_REPLICATES:
+        if fit is None or replicates < FEWEST_REPLICATES:
             return
         rule = Rule()
         # Of two that are equal one has to stay: what has left the design beats no other.
@@ -522,26 +517,19 @@ class ScreenPlan:
             effect = fit.effect(label, best)
             if effect is None:
                 continue
-            rival = next((x for x in best if x != label and self._are_rivals(x, label)), None)
-            against = (
-                fit.contrast({*_without_rivals(label, best, self.factors), label}, best)
-                if rival
-                else None
-            )
+            without = _without_rivals(label, best, self.factors)
+            has_rival = not {*best} <= {*without, label}
+            against = fit.contrast([*without, label], best) if has_rival else None
             is_beaten = against is not None and against.bound(rule.drop_confidence, +1) < (
                 SMALLEST_GAIN
             )
             if is_beaten or effect.bound(rule.drop_confidence, +1) < math.log(rule.gain):
                 self.open.remove(label)
                 continue
-            has_rivals = any(self._are_rivals(x, label) for x in self.open if x != label)
+            has_rivals = any(_are_rivals(x, label, self.factors) for x in self.open if x != label)
             if not has_rivals and effect.bound(rule.keep_confidence, -1) > math.log(rule.gain):
                 self.open.remove(label)
-                self.on = [x for x in self.on if not self._are_rivals(x, label)] + [label]
-
-    def _are_rivals(self, one: str, other: str) -> bool:
-        group = {factor.label: factor.group or factor.label for factor in self.factors}
-        return group.get(one) == group.get(other)
+                self.on = [*_without_rivals(label, self.on, self.factors), label]
 
     def _guess(self, blocks: Sequence[ScreenBlock], labels: Collection[str]) -> None:
         """Take on what the fit says of those that stay open; the last stage asks again."""
@@ -549,26 +537,24 @@ class ScreenPlan:
         best = fit.best([*self.open, *self.on]) if fit else ()
         self.on += [x for x in best if x in labels and x not in self.on]
 
-    def _credit(self, blocks: Sequence[ScreenBlock], used_share: float) -> None:
-        """Visit the best recipe, and it less each technique, until each one's effect is known."""
+    def _credited(self) -> Iterator[list[Cell]]:
+        """Yield the best recipe, and it less each technique, until each one's effect is known."""
         fewest, most = CREDIT_REPLICATES
-        best = tuple(sorted(self.on))
-        effects = own_effects(blocks[self.credit_from :], self.factors, best)
-        last = {*self._labels(is_last=True)}
-        less = [tuple(x for x in best if x != label) for label in best]
-        if used_share + self._startup_share >= 1:  # no time to compile another model
-            less = [cell for cell in less if cell in self._visited or not last & {*cell}]
-        is_known = len(effects) == len(less) and all(
-            effect.bound(0.975, +1) - effect.log_ratio < CREDIT_WIDTH for effect in effects.values()
-        )
-        if not best or self.rounds >= most or (self.rounds >= fewest and is_known):
-            self.stage = "over"
-            return
-        self.rounds += 1
-        cells = [best, best, *less]
-        if len(best) > 1:
-            cells.append(())
-        self._queue = self._deal.sample(cells, len(cells))
+        for number in range(most):
+            best = tuple(sorted(self.on))
+            effects = own_effects(self._blocks[self.credit_from :], self.factors, best)
+            last = {*self._labels(is_last=True)}
+            less = [tuple(x for x in best if x != label) for label in best]
+            if self._used_share + self._startup_share >= 1:  # no time to compile another model
+                less = [cell for cell in less if cell in self._visited or not last & {*cell}]
+            is_known = len(effects) == len(less) and all(
+                effect.bound(0.975, +1) - effect.log_ratio < CREDIT_WIDTH
+                for effect in effects.values()
+            )
+            if not best or (number >= fewest and is_known):
+                return
+            cells = [best, best, *less, *([()] if len(best) > 1 else [])]
+            yield self._deal.sample(cells, len(cells))
 
 
 def own_effects(
@@ -589,19 +575,12 @@ def own_effects(
 def whole_effect(blocks: Sequence[ScreenBlock], recipe: Cell) -> InProcess | None:
     """Return what a recipe does as a whole, from blocks of it and of nothing; None for too few.
 
-    Args:
-        blocks: Of the last stage: those before chose the recipe, and flatter it.
-        recipe: Labels of its techniques.
+    The blocks are those of the last stage: those before chose the recipe, and flatter it.
     """
     near = [block for block in blocks if {*block.on} in ({*recipe}, {*NOTHING_ON})]
     merged = [replace(block, on=("whole",) if block.on else NOTHING_ON) for block in near]
     fit = fit_blocks(merged, [ScreenFactor(label="whole")])
-    effect = fit.effect("whole", ("whole",)) if fit and recipe else None
-    if effect is None:
-        return None
-    return InProcess(
-        log_ratio=effect.log_ratio, error=effect.error, freedom=effect.freedom, n=effect.n
-    )
+    return fit.effect("whole", ("whole",)) if fit and recipe else None
 
 
 def find_suspects(on: Cell, blocks: Sequence[ScreenBlock]) -> list[str]:

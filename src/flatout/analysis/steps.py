@@ -3,7 +3,7 @@
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -100,6 +100,19 @@ class Window:
     def sampled(self) -> tuple[Step, ...]:
         """The sampled ones of the measured steps: phases and counts are theirs."""
         return tuple(step for step in self.measured if step.is_sampled) or self.measured
+
+    def medians_ms(self, of: Callable[[Step], Sequence[float]]) -> dict[str, float]:
+        """Return milliseconds by phase of something about a step; evaluating and saving is other.
+
+        Medians, because one step with a log line or a garbage collection would move a mean.
+        """
+        columns = zip(*map(of, self.sampled), strict=True)
+        found = {
+            name: 1e3 * statistics.median(block_means(column, self.period))
+            for name, column in zip(NAMES, columns, strict=True)
+        }
+        found["other"] += found.pop("eval") + found.pop("save")
+        return found
 
     @property
     def is_enough(self) -> bool:
@@ -206,6 +219,18 @@ def sums_by_step(rows: Sequence[Mapping[str, Any]], what: str) -> list[Counter[s
     return steps
 
 
+def medians_by_step(rows: Sequence[Mapping[str, Any]], what: str) -> dict[str, float]:
+    """Return the medians of those sums, by name.
+
+    >>> rows = [{"who": 0, "flops": {"float32": 6}}, {"who": 1, "flops": {"float32": 4}}]
+    >>> medians_by_step(rows, "flops")
+    {'float32': 10}
+    """
+    steps = sums_by_step(rows, what)
+    names = sorted({name for step in steps for name in step})
+    return {name: statistics.median(step[name] for step in steps) for name in names}
+
+
 def running_anchor(whos: Sequence[int]) -> int:
     """Return the optimizer that ends the steps of the training that runs now."""
     return find_anchor(whos[trainings_of(whos)[-1]])
@@ -237,40 +262,35 @@ def steps_of(segments: Sequence[Segment]) -> tuple[Step, ...]:
 def step_of(group: Sequence[Segment], lasting: Collection[int] = ()) -> Step:
     """Return the step of a group of segments, one in most scripts.
 
-    Args:
-        group: The segments of the step.
-        lasting: The optimizers that are in other steps of the training, too.
+    `lasting` are the optimizers that are in other steps of the training, too.
     """
-    if len(group) == 1:
-        part = group[0]
-        return Step(
-            seconds=tuple(part.seconds),
-            end=part.end,
-            batches=part.batches,
-            samples=part.samples or part.called_with,
-            backwards=part.backwards,
-            is_dirty=part.evals + part.loader_starts > 0 or part.seconds[SAVE] > 0,
-            losses=tuple(part.losses),
-            evals=part.evals,
-            starts=part.loader_starts,
-            communication=tuple(part.communication or NOTHING),
-            calls=tuple(part.calls),
-            is_sampled=part.is_sampled,
-        )
-    seconds = [sum(phase) for phase in zip(*(part.seconds for part in group), strict=True)]
-    evals, starts = sum(part.evals for part in group), sum(part.loader_starts for part in group)
+    part = group[0] if len(group) == 1 else _joined(group)
     return Step(
-        seconds=tuple(seconds),
-        end=group[-1].end,
-        batches=sum(part.batches for part in group),
-        samples=sum(part.samples for part in group) or _called_with(group, lasting),
-        backwards=sum(part.backwards for part in group),
-        is_dirty=evals + starts > 0 or seconds[SAVE] > 0,
-        losses=tuple(loss for part in group for loss in part.losses),
-        evals=evals,
-        starts=starts,
-        communication=_communication(group),
-        calls=tuple(map(sum, itertools.zip_longest(*(part.calls for part in group), fillvalue=0))),
+        seconds=tuple(part.seconds),
+        end=part.end,
+        batches=part.batches,
+        samples=part.samples or _called_with(group, lasting),
+        backwards=part.backwards,
+        is_dirty=part.evals + part.loader_starts > 0 or part.seconds[SAVE] > 0,
+        losses=tuple(part.losses),
+        evals=part.evals,
+        starts=part.loader_starts,
+        communication=tuple(part.communication or NOTHING),
+        calls=tuple(part.calls),
+        is_sampled=part.is_sampled,
+    )
+
+
+def _joined(group: Sequence[Segment]) -> Segment:
+    counted = ("batches", "samples", "backwards", "evals", "loader_starts")
+    communication = [part.communication for part in group if part.communication]
+    return replace(
+        group[-1],
+        **{name: sum(getattr(part, name) for part in group) for name in counted},
+        seconds=[*map(sum, zip(*(part.seconds for part in group), strict=True))],
+        losses=[loss for part in group for loss in part.losses],
+        communication=[*map(sum, zip(*communication, strict=True))],
+        calls=[*map(sum, itertools.zip_longest(*(part.calls for part in group), fillvalue=0))],
         is_sampled=all(part.is_sampled for part in group),
     )
 
@@ -288,13 +308,6 @@ def _called_with(group: Sequence[Segment], lasting: Collection[int]) -> int:
         else:
             own += part.called_with
     return own + max(shared.values(), default=0)
-
-
-def _communication(group: Sequence[Segment]) -> tuple[float, ...]:
-    parts = [part.communication for part in group if part.communication]
-    if not parts:
-        return NOTHING
-    return tuple(sum(phase) for phase in zip(*parts, strict=True))
 
 
 def window_of(steps: Sequence[Step], period: int = 1) -> Window:
@@ -397,7 +410,7 @@ def rolling_means(values: Sequence[float], period: int) -> list[float]:
     """
     if period <= 1:
         return list(values)
-    return [sum(values[i : i + period]) / period for i in range(max(0, len(values) - period + 1))]
+    return [sum(values[i : i + period]) / period for i in range(len(values) - period + 1)]
 
 
 def block_means(values: Sequence[float], period: int) -> list[float]:
@@ -406,20 +419,7 @@ def block_means(values: Sequence[float], period: int) -> list[float]:
     >>> block_means([1.0, 3.0, 1.0, 3.0, 9.0], 2)
     [2.0, 2.0]
     """
-    if period <= 1 or len(values) < period:
+    if len(values) < period:
         return list(values)
-    usable = len(values) // period * period
-    return [sum(values[i : i + period]) / period for i in range(0, usable, period)]
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile by linear interpolation.
-
-    >>> quantile([1.0, 2.0, 3.0], 0.5), quantile([1.0, 2.0], 0.1)
-    (2.0, 1.1)
-    """
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    starts = range(0, len(values) - period + 1, period)
+    return [sum(values[i : i + period]) / period for i in starts]

@@ -7,7 +7,7 @@ They stand in for a trace where a technique cannot be traced; each function says
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -72,12 +72,8 @@ def regions_of(stream: MemoryStream) -> list[BlockRegion]:
         if block and is_kept and allocation.phase is Phase.FORWARD:
             window = bisect_right(starts, lives[index].birth)
             windows[window, block].append(index)
-    found = []
-    for (_window, block), indices in windows.items():
-        region = _region(stream, lives, block, indices)
-        if region is not None:
-            found.append(region)
-    return found
+    found = (_region(stream, lives, block, indices) for (_, block), indices in windows.items())
+    return [region for region in found if region is not None]
 
 
 def loss_indices(stream: MemoryStream) -> list[int]:
@@ -117,12 +113,8 @@ def _region(
 
 
 def _phase_at(stream: MemoryStream, position: int) -> Phase:
-    phase = Phase.SETUP
-    for mark in stream.marks:
-        if mark.at > position:
-            break
-        phase = mark.phase
-    return phase
+    before = [mark.phase for mark in stream.marks if mark.at <= position]
+    return before[-1] if before else Phase.SETUP
 
 
 FP32_BYTES = 4
@@ -230,11 +222,8 @@ def gathered_bytes(stream: MemoryStream) -> tuple[int, int]:
 
 def sharded(stream: MemoryStream, stage: int, shards: int) -> MemoryStream:
     """ZeRO: optimizer state, from stage 2 on gradients, with 3 parameters, spread over GPUs."""
-    parts = [Component.OPTIMIZER]
-    parts += [Component.GRADIENTS] if stage > 1 else []
-    parts += [Component.PARAMETERS] if stage > 2 else []
     result = stream
-    for part in parts:
+    for part in (Component.OPTIMIZER, Component.GRADIENTS, Component.PARAMETERS)[:stage]:
         result = resized(result, part, lambda allocation: -(-allocation.size // shards))
     draft = Draft(result)
     for index, allocation in enumerate(result.allocations):
@@ -258,7 +247,7 @@ def sharded(stream: MemoryStream, stage: int, shards: int) -> MemoryStream:
 
 def checkpointed(
     stream: MemoryStream,
-    blocks: Iterable[str] | None = None,
+    blocks: Collection[str] | None = None,
     keeps: Callable[[Allocation], bool] = lambda _: False,
 ) -> MemoryStream:
     """A block's activations are thrown away after its forward and made again for its backward.
@@ -266,28 +255,17 @@ def checkpointed(
     The block's result stays: it is the next block's input. All of a block's activations come back
     at once, before the first of them is used.
 
-    Args:
-        stream: what was traced.
-        blocks: names of the modules to checkpoint; None takes all that repeat.
-        keeps: tells which activations are kept nevertheless.
+    `blocks` are names of modules, None for all that repeat; what it `keeps` stays nevertheless.
     """
     draft = Draft(stream)
-    for region in _chosen(stream, blocks):
-        for index in region.inner:
-            allocation = stream.allocations[index]
-            if not keeps(allocation):
+    for region in regions_of(stream):
+        for index in region.inner if blocks is None or region.block in blocks else ():
+            allocation, death = stream.allocations[index], draft.lives[index].death
+            if death is not None and not keeps(allocation):
                 draft.die_before(index, region.end)
-                draft.add(
-                    replace(allocation, phase=Phase.BACKWARD),
-                    region.wanted,
-                    _after(draft, index, region.wanted),
-                )
+                # The second life ends with the first one, as it was traced.
+                draft.add(replace(allocation, phase=Phase.BACKWARD), region.wanted, death + 1)
     return draft.build()
-
-
-def selectively_checkpointed(stream: MemoryStream) -> MemoryStream:
-    """As `checkpointed`, but results of products, attention and convolutions are kept."""
-    return checkpointed(stream, keeps=is_expensive)
 
 
 def is_expensive(allocation: Allocation) -> bool:
@@ -306,20 +284,6 @@ def recomputed(
         for index in region.inner
         if stream.allocations[index].step == last and not keeps(stream.allocations[index])
     ]
-
-
-def _chosen(stream: MemoryStream, blocks: Iterable[str] | None) -> list[BlockRegion]:
-    regions = regions_of(stream)
-    if blocks is None:
-        return regions
-    names = set(blocks)
-    return [region for region in regions if region.block in names]
-
-
-def _after(draft: Draft, index: int, wanted: int) -> int | None:
-    """Return when the second life of an activation ends: with its first, as it was traced."""
-    death = draft.lives[index].death
-    return None if death is None else max(death, wanted) + 1
 
 
 def resized(
@@ -349,11 +313,6 @@ def reached_flops(gpu: GpuModel, stream: MemoryStream) -> float:
     return 1 / (stream.tf32_share / tf32 + (1 - stream.tf32_share) / full)
 
 
-def has_blocks(stream: MemoryStream) -> bool:
-    """Return whether a block of the model has activations to give up."""
-    return bool(regions_of(stream))
-
-
 def has_state(stream: MemoryStream) -> bool:
     """Return whether the optimizer keeps tensors."""
     return any(a.component is Component.OPTIMIZER and a.shape for a in stream.allocations)
@@ -367,8 +326,3 @@ def activation_size(stream: MemoryStream) -> int:
         for a in stream.allocations
         if a.component is Component.ACTIVATIONS and a.step == last
     )
-
-
-def has_optimizer_temporaries(stream: MemoryStream) -> bool:
-    """Return whether a fused update would lower the memory in use at any time."""
-    return without_optimizer_temporaries(stream).alive() != stream.alive()

@@ -63,17 +63,6 @@ def without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
     return left
 
 
-def clipped(spans: Iterable[Span], window: Span) -> list[Span]:
-    """Return the parts of the spans inside a window.
-
-    >>> clipped([(0.0, 2.0), (5.0, 6.0)], (1.0, 3.0))
-    [(1.0, 2.0)]
-    """
-    first, last = window
-    inside = ((max(start, first), min(stop, last)) for start, stop in spans)
-    return [(start, stop) for start, stop in inside if start < stop]
-
-
 Event = Mapping[str, Any]
 STEP = "ProfilerStep#"
 """How torch's profiler names the span of a step."""
@@ -90,26 +79,9 @@ COMMUNICATION = ("nccl", "rccl")
 LAYOUT = ("nchwtonhwc", "nhwctonchw", "tensortransform", "converttensor")
 """Parts of the names of cuDNN's layout kernels."""
 TENSOR_CORE = (
-    "h884",
-    "s884",
-    "c1688",
-    "h1688",
-    "s1688",
-    "i8816",
-    "16816",
-    "hmma",
-    "gmma",
-    "nvjet",
-    "tensorop",
-    "xmma_gemm",
-    "xmma_implicit_gemm",
-    "xmma_fprop",
-    "xmma_dgrad",
-    "xmma_wgrad",
-    "xmma_sparse",
-    "xmma_warp_specialized",
-    "flash_fwd",
-    "flash_bwd",
+    *("h884", "s884", "c1688", "h1688", "s1688", "i8816", "16816", "hmma", "gmma", "nvjet"),
+    *("tensorop", "xmma_gemm", "xmma_implicit_gemm", "xmma_fprop", "xmma_dgrad", "xmma_wgrad"),
+    *("xmma_sparse", "xmma_warp_specialized", "flash_fwd", "flash_bwd"),
 )
 """Parts of the names of kernels that use tensor cores: the list of PyTorch's TensorBoard plugin
 (`tb_plugin/torch_tb_profiler/profiler/tensor_core.py`), cuBLAS's, cuDNN's and attention's newer
@@ -132,13 +104,12 @@ def summarise_trace(events: Iterable[Event]) -> TraceSummary | None:
     device = [e for e in whole if e.get("cat") in DEVICE_KINDS and e["ts"] >= first]
     # Kernels end after the host's step: the profiler waits for them.
     window = first, max([last, *(span(event)[1] for event in device)])
-    count = len(steps)
-    step_us = (window[1] - window[0]) / count
+    step_ms = (window[1] - window[0]) / 1e3 / len(steps)
     times = _self_times(whole, (first, last))
     summary = TraceSummary(
-        steps=count,
-        step_ms=step_us / 1e3,
-        operators=_entries(times, count, step_us),
+        steps=len(steps),
+        step_ms=step_ms,
+        operators=tuple(_entries(times, len(steps), step_ms)[:TOP]),
         product_share=_product_share(times),
     )
     if not device:
@@ -151,11 +122,8 @@ def summarise_device(
 ) -> TraceSummary | None:
     """Return what a device did, where the trace has no marks of steps; None without kernels.
 
-    Args:
-        events: What ran on the device, and what launched it.
-        segments: How many were traced; the summary is that of one.
-        lasted_us: Time that was traced. What is not between the first and the last event the
-            device waited for the host.
+    The summary is that of one of the segments. The device waited for the host in what is not
+    between the first and the last event of the time that was traced (`lasted_us`).
     """
     whole = [event for event in events if event.get("ph") == "X" and "dur" in event]
     device = [event for event in whole if event.get("cat") in DEVICE_KINDS]
@@ -192,22 +160,13 @@ def summarise_operators(seen: Mapping[str, Any]) -> TraceSummary | None:
     if not steps or not times:
         return None
     step_ms = seen["traced_ms"] / steps
-    entries = [
-        TraceEntry(
-            name=name,
-            calls_per_step=calls / steps,
-            ms_per_step=own_ms / steps,
-            share=own_ms / steps / step_ms if step_ms else 0.0,
-        )
-        for name, calls, own_ms in times
-    ]
-    entries.sort(key=lambda entry: -entry.ms_per_step)
+    entries = _entries(times, steps, step_ms)
     summary = TraceSummary(
         steps=steps,
         step_ms=step_ms,
         operators=tuple(entries[:TOP]),
         consumers=find_consumers(entries, seen.get("places", ())),
-        product_share=_product_share([(name, own_ms) for name, _, own_ms in times]),
+        product_share=_product_share(times),
     )
     return _without_device(summary)
 
@@ -217,10 +176,8 @@ def find_consumers(
 ) -> tuple[Consumer, ...]:
     """Return the places that take the most, the largest first.
 
-    Args:
-        entries: The operators' own times.
-        places: Of operators their module, line and work there: an operator's time is shared out by
-            work, as no one timed its calls apart.
+    Places are of operators the module, line and work there: an operator's time is shared out by
+    work, as no one timed its calls apart.
     """
     by_name: dict[str, dict[tuple[str, str], float]] = {}
     for name, module, line, work in places:
@@ -257,41 +214,29 @@ def span(event: Event) -> Span:
 
 
 def _without_device(summary: TraceSummary) -> TraceSummary:
-    reason = words("note.no_kernels")
-    return replace(
-        summary,
-        missing=dict.fromkeys(
-            ("kernels", "idle", "exposed communication", "layout conversions", "tensor cores"),
-            reason,
-        ),
-    )
+    unseen = ("kernels", "idle", "exposed communication", "layout conversions", "tensor cores")
+    return replace(summary, missing=dict.fromkeys(unseen, words("note.no_kernels")))
 
 
 def _with_device(
     summary: TraceSummary, whole: Sequence[Event], device: Sequence[Event], window: Span
 ) -> TraceSummary:
     kernels = [event for event in device if event["cat"] == "kernel"]
-    busy_us = sum(event["dur"] for event in kernels)
+    times = [(event["name"], 1, event["dur"] / 1e3) for event in kernels]
     communication = [event for event in kernels if _is_named(event, COMMUNICATION)]
     names = {event["name"] for event in communication}
     compute = [event for event in device if event["cat"] != "kernel" or event["name"] not in names]
     exposed = without(map(span, communication), map(span, compute))
+    with_tensor_cores = [event for event in kernels if not _is_named(event, NOT_TENSOR_CORE)]
+    busy_us = sum(event["dur"] for event in kernels)
     return replace(
         summary,
-        kernels=_entries(
-            [(event["name"], event["dur"]) for event in kernels],
-            summary.steps,
-            summary.step_ms * 1e3,
-        ),
+        kernels=tuple(_entries(times, summary.steps, summary.step_ms)[:TOP]),
         idle=idle_split(whole, device, window),
         exposed_communication_ms=length(exposed) / 1e3 / summary.steps,
         layout_conversion_share=_share_of(kernels, LAYOUT, busy_us),
-        product_share=_product_share([(event["name"], event["dur"]) for event in kernels]),
-        tensor_core_share=_share_of(
-            [event for event in kernels if not _is_named(event, NOT_TENSOR_CORE)],
-            TENSOR_CORE,
-            busy_us,
-        ),
+        product_share=_product_share(times),
+        tensor_core_share=_share_of(with_tensor_cores, TENSOR_CORE, busy_us),
     )
 
 
@@ -316,13 +261,18 @@ def idle_split(whole: Iterable[Event], device: Sequence[Event], window: Span) ->
     return IdleSplit(host_wait_share=shares[0], kernel_wait_share=shares[1], other_share=shares[2])
 
 
-def _self_times(whole: Iterable[Event], window: Span) -> list[tuple[str, float]]:
-    """Return name and own time of every operator: without the operators it calls."""
+Times = Sequence[tuple[str, int, float]]
+"""Names, each with calls and milliseconds; a name may come again."""
+
+
+def _self_times(whole: Iterable[Event], window: Span) -> list[tuple[str, int, float]]:
+    """Return what every operator took on its own: without the operators it calls."""
+    first, last = window
     by_thread: dict[Any, list[Event]] = defaultdict(list)
     for event in whole:
-        if event.get("cat") == "cpu_op" and clipped([span(event)], window):
+        if event.get("cat") == "cpu_op" and event["ts"] < last and span(event)[1] > first:
             by_thread[event["tid"]].append(event)
-    found: list[tuple[str, float]] = []
+    found = []
     for events in by_thread.values():
         events.sort(key=lambda event: (event["ts"], -event["dur"]))
         own = [event["dur"] for event in events]
@@ -333,33 +283,31 @@ def _self_times(whole: Iterable[Event], window: Span) -> list[tuple[str, float]]
             if open_events:
                 own[open_events[-1]] -= event["dur"]
             open_events.append(index)
-        found += [(e["name"], max(0.0, us)) for e, us in zip(events, own, strict=True)]
+        found += [(e["name"], 1, max(0.0, us) / 1e3) for e, us in zip(events, own, strict=True)]
     return found
 
 
-def _entries(
-    named: Iterable[tuple[str, float]], steps: int, step_us: float
-) -> tuple[TraceEntry, ...]:
-    total_us: dict[str, float] = defaultdict(float)
+def _entries(times: Times, steps: int, step_ms: float) -> list[TraceEntry]:
+    """Return what each name takes of a step, the largest first."""
+    total_ms: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
-    for name, us in named:
-        total_us[name] += us
-        calls[name] += 1
-    largest = sorted(total_us, key=lambda name: -total_us[name])[:TOP]
-    return tuple(
+    for name, count, ms in times:
+        total_ms[name] += ms
+        calls[name] += count
+    return [
         TraceEntry(
             name=name,
             calls_per_step=calls[name] / steps,
-            ms_per_step=total_us[name] / 1e3 / steps,
-            share=total_us[name] / steps / step_us if step_us else 0.0,
+            ms_per_step=total_ms[name] / steps,
+            share=total_ms[name] / steps / step_ms if step_ms else 0.0,
         )
-        for name in largest
-    )
+        for name in sorted(total_ms, key=lambda name: -total_ms[name])
+    ]
 
 
-def _product_share(times: Sequence[tuple[str, float]]) -> float | None:
-    total = sum(time for _, time in times)
-    return sum(time for name, time in times if is_product(name)) / total if total else None
+def _product_share(times: Times) -> float | None:
+    total = sum(ms for _, _, ms in times)
+    return sum(ms for name, _, ms in times if is_product(name)) / total if total else None
 
 
 def _share_of(kernels: Iterable[Event], parts: Sequence[str], busy_us: float) -> float:

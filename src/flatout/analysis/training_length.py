@@ -75,13 +75,10 @@ def _written(text: str) -> Mapping[str, int]:
         for value in _outer_loops(tree):
             found.setdefault("steps", set()).add(value)
     known = {name: min(values) for name, values in found.items() if len(values) == 1}
+    loops = (node for node in ast.walk(tree) if isinstance(node, ast.For))
+    has_epochs = any("epoch" in getattr(loop.target, "id", "").lower() for loop in loops)
     # Within a loop over epochs so many steps may be those of one epoch, a limit, or a sampler's.
-    return {} if _has_epochs(tree) and any(map(STEPS.fullmatch, known)) else known
-
-
-def _has_epochs(tree: ast.AST) -> bool:
-    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For)]
-    return any("epoch" in getattr(loop.target, "id", "").lower() for loop in loops)
+    return {} if has_epochs and any(map(STEPS.fullmatch, known)) else known
 
 
 def _numbers_of(node: ast.AST) -> Iterator[tuple[str, int]]:

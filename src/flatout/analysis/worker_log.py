@@ -13,20 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 FIELDS = (
-    "at_s",
-    "number",
-    "read_s",
-    "decode_s",
-    "collate_s",
-    "batches",
-    "user_s",
-    "system_s",
-    "voluntary",
-    "involuntary",
-    "read_bytes",
-    "storage_bytes",
-    "anonymous_bytes",
-    "pss_bytes",
+    *("at_s", "number", "read_s", "decode_s", "collate_s", "batches"),
+    *("user_s", "system_s", "voluntary", "involuntary"),
+    *("read_bytes", "storage_bytes", "anonymous_bytes", "pss_bytes"),
 )
 """Counters since the process began, with the moment on the clock that all processes share. A count
 of bytes below zero is minus the error number with which the kernel refused it."""
@@ -64,7 +53,7 @@ class OwnBytes:
 def read_io(proc: Path) -> tuple[float, float]:
     """Return `rchar` and `read_bytes`, or minus the error number for both."""
     try:
-        lines = _read(proc / "io").decode().splitlines()
+        lines = (proc / "io").read_bytes().decode().splitlines()
     except OSError as error:
         return (-float(error.errno or 1),) * 2
     values = {name: float(value) for name, _, value in (line.partition(": ") for line in lines)}
@@ -78,7 +67,7 @@ def read_anonymous(proc: Path) -> float:
     are copied when they are written to show in the proportional set size alone.
     """
     try:
-        _, resident, shared = map(int, _read(proc / "statm").split()[:3])
+        _, resident, shared = map(int, (proc / "statm").read_bytes().split()[:3])
     except OSError as error:
         return -float(error.errno or 1)
     return float((resident - shared) * os.sysconf("SC_PAGE_SIZE"))
@@ -87,7 +76,7 @@ def read_anonymous(proc: Path) -> float:
 def read_pss(proc: Path) -> float:
     """Return the proportional set size in bytes, or minus the error number."""
     try:
-        text = _read(proc / "smaps_rollup").decode()
+        text = (proc / "smaps_rollup").read_bytes().decode()
     except OSError as error:
         return -float(error.errno or 1)
     found = (line.split()[1] for line in text.splitlines() if line.startswith("Pss:"))
@@ -139,11 +128,3 @@ def thinned(records: list[list[float]]) -> list[list[float]]:
 def named(record: Sequence[float]) -> Mapping[str, float]:
     """Return a record's values by name."""
     return dict(zip(FIELDS, record, strict=True))
-
-
-def _read(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return os.read(descriptor, 1 << 16)
-    finally:
-        os.close(descriptor)

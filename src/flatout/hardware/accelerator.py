@@ -4,13 +4,12 @@
 trial to preload.
 """
 
-import ast
 import importlib.util
 import os
+import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -40,35 +39,16 @@ def torch_build() -> TorchBuild:
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return TorchBuild(version="")
-    folder = Path(next(iter(spec.submodule_search_locations)))
-    return read_build(folder) or TorchBuild(version=metadata.version("torch"))
+    return read_build(Path(next(iter(spec.submodule_search_locations))))
 
 
-def read_build(folder: Path) -> TorchBuild | None:
-    """Return the build that `torch/version.py` describes; None where there is no such file."""
+def read_build(folder: Path) -> TorchBuild:
+    """Return the build that `torch/version.py` describes: constants, and no import of torch."""
     path = folder / "version.py"
-    if not path.is_file():
-        return None
-    constants = _constants(path.read_text())
+    known = runpy.run_path(str(path)) if path.is_file() else {}
     return TorchBuild(
-        version=constants.get("__version__") or "",
-        cuda=constants.get("cuda"),
-        hip=constants.get("hip"),
+        version=known.get("__version__", ""), cuda=known.get("cuda"), hip=known.get("hip")
     )
-
-
-def _constants(source: str) -> dict[str, str | None]:
-    """Return the module-level names that are bound to a literal text or None."""
-    found: dict[str, str | None] = {}
-    for node in ast.parse(source).body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
-        value = getattr(node, "value", None)
-        if isinstance(value, ast.Constant) and (
-            value.value is None or isinstance(value.value, str)
-        ):
-            found |= {t.id: value.value for t in targets if isinstance(t, ast.Name)}
-    return found
 
 
 def devices_of(driver: Driver, build: TorchBuild) -> tuple[Device, ...]:
@@ -77,10 +57,9 @@ def devices_of(driver: Driver, build: TorchBuild) -> tuple[Device, ...]:
     Torch itself is not asked, so a build that is too new for the driver is not noticed here;
     `devices_by_torch` and `flatout doctor` do.
     """
-    if build.cuda is None and build.hip is None:
+    if build.cuda is None:
         return ()
-    kind = "rocm" if build.hip else "cuda"
-    return tuple(_device(gpu) for gpu in visible(driver.gpus) if gpu.kind == kind)
+    return tuple(_device(gpu) for gpu in visible(driver.gpus))
 
 
 def devices_by_torch(driver: Driver) -> tuple[Device, ...]:
@@ -90,7 +69,7 @@ def devices_by_torch(driver: Driver) -> tuple[Device, ...]:
     if torch.cuda.is_available():
         return cuda_devices(torch, visible(driver.gpus))
     if hasattr(torch, "xpu") and torch.xpu.is_available():
-        return tuple(_xpu_device(torch, index) for index in range(torch.xpu.device_count()))
+        return _described(torch.xpu, "xpu")
     if torch.backends.mps.is_available():
         size = int(torch.mps.recommended_max_memory())
         return (Device(kind="mps", name="Apple GPU", memory_bytes=size),)
@@ -115,25 +94,21 @@ def cuda_devices(torch: Any, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
     count = torch.cuda.device_count()
     if count == len(gpus) and all(gpu.memory_bytes for gpu in gpus):  # and without a context
         return tuple(_device(gpu) for gpu in gpus)
-    kind = "rocm" if torch.version.hip else "cuda"
-    found = []
-    for index in range(count):
-        facts = torch.cuda.get_device_properties(index)
-        capability = (facts.major, facts.minor) if kind == "cuda" else None
-        found.append(
-            Device(
-                kind=kind,
-                name=facts.name,
-                memory_bytes=facts.total_memory,
-                compute_capability=capability,
-            )
+    return _described(torch.cuda, "rocm" if torch.version.hip else "cuda")
+
+
+def _described(backend: Any, kind: str) -> tuple[Device, ...]:
+    """Return the devices of one of torch's modules, such as `torch.cuda`, as it describes them."""
+    all_facts = map(backend.get_device_properties, range(backend.device_count()))
+    return tuple(
+        Device(
+            kind=kind,
+            name=facts.name,
+            memory_bytes=facts.total_memory,
+            compute_capability=(facts.major, facts.minor) if kind == "cuda" else None,
         )
-    return tuple(found)
-
-
-def _xpu_device(torch: Any, index: int) -> Device:
-    facts = torch.xpu.get_device_properties(index)
-    return Device(kind="xpu", name=facts.name, memory_bytes=facts.total_memory)
+        for facts in all_facts
+    )
 
 
 def _device(gpu: Gpu) -> Device:
@@ -149,31 +124,21 @@ TCMALLOC = ("libtcmalloc_minimal.so*", "libtcmalloc.so*")
 """The allocator alone first: the full library brings a heap profiler that nothing here uses."""
 
 PLACES = (
-    "/usr/lib/{machine}-linux-gnu",
-    "/lib/{machine}-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/lib",
-    "/opt/homebrew/lib",
+    *("/usr/lib/{machine}-linux-gnu", "/lib/{machine}-linux-gnu", "/usr/lib64"),
+    *("/usr/lib", "/usr/local/lib", "/opt/homebrew/lib"),
 )
 """Where Debian, Red Hat, a local build and Homebrew put libraries."""
 
 
 def find_tcmalloc(folders: Sequence[Path] | None = None) -> str | None:
     """Return the path of an installed tcmalloc, or None."""
-    places = tuple(_library_folders()) if folders is None else folders
+    if folders is None:
+        chosen = [text for text in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if text]
+        places = [place.format(machine=os.uname().machine) for place in PLACES]
+        folders = [Path(text) for text in (*chosen, f"{sys.prefix}/lib", *places)]
     for pattern in TCMALLOC:
-        for folder in places:
+        for folder in folders:
             for path in sorted(folder.glob(pattern)):
                 if path.is_file():  # a dangling link is not
                     return str(path)
     return None
-
-
-def _library_folders() -> Iterator[Path]:
-    for text in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
-        if text:
-            yield Path(text)
-    yield Path(sys.prefix) / "lib"
-    for place in PLACES:
-        yield Path(place.format(machine=os.uname().machine))

@@ -25,8 +25,6 @@ class GpuModel:
     memory_bytes: int
     compute_capability: tuple[int, int] | None
     """None for AMD, and where it is not known."""
-    multiprocessors: int
-    """Streaming multiprocessors, of AMD compute units."""
     bf16_flops: float
     """Dense, per second, with fp32 accumulation; fp16's where the GPU has no bf16."""
     fp32_flops: float
@@ -39,101 +37,52 @@ class GpuModel:
     """Bytes per second to the host in one direction, by its link."""
     peer_bandwidth: float
     """Bytes per second to another GPU in one direction."""
-    source: str
 
 
-def _model(
-    name: str,
-    full_name: str,
-    gib: float,
-    capability: tuple[int, int] | None,
-    tera: tuple[float, float, float],
-    rest: tuple[int, float, float, float, str],
-) -> GpuModel:
-    """Return a model from TFLOP/s (bf16, tf32, fp32) and counts, GB/s and source."""
-    multiprocessors, memory_gb_s, host_gb_s, peer_gb_s, source = rest
+# Name, GiB, compute capability; TFLOP/s in bf16, TF32 and fp32; GB/s of the memory, to the host
+# and to another GPU; full name.
+TABLE = """
+h200       139.72  9.0   989.4   494.7   66.9  4800  50  450  NVIDIA H200 SXM
+h100-pcie   79.10  9.0   756.5   378     51.2  2039  50   50  NVIDIA H100 PCIe
+h100-nvl    93.1   9.0   835.5   417.5   60    3938  50  300  NVIDIA H100 NVL
+h100        79.10  9.0   989.4   494.7   66.9  3350  50  450  NVIDIA H100 SXM 80GB
+a100-80     79.14  8.0   312     156     19.5  2039  25  300  NVIDIA A100 SXM 80GB
+a100-40     39.38  8.0   312     156     19.5  1555  25  300  NVIDIA A100 SXM 40GB
+l40s        44.42  8.9   362.05  183     91.6   864  25   25  NVIDIA L40S
+l4          22.03  8.9   121      60     30.3   300  25   25  NVIDIA L4
+a10g        21.99  8.6    70      35     31.2   600  25   25  NVIDIA A10G
+t4          14.56  7.5    65       8.1    8.1   320  12   12  NVIDIA T4
+rtx4090     23.52  8.9   165.2    82.6   82.6  1008  25   25  NVIDIA GeForce RTX 4090
+rtx3090     23.69  8.6    71      35.6   35.6   936  25   25  NVIDIA GeForce RTX 3090
+mi300x     191.45  -    1307.4   653.7  163.4  5300  50   64  AMD Instinct MI300X
+"""
+"""In the order of `flatout plan --help`. Rates are of the makers' data sheets, of the RTX 4090 and
+3090 of the Ada and GA102 whitepapers. A link of 16 lanes really gives 12, 25 or 50 GB/s one way:
+some four fifths of 16, 32 and 64 of PCIe 3, 4 and 5. Memory is what torch's messages name, and the
+least where they differ (h100: vllm #27508; l40s: Step-Video-T2V #8; t4: Open-Sora #697; rtx4090:
+VGen #104); the PCIe H100's is taken to be that of the SXM, and of the NVL's 94 GB, ECC and driver
+are taken to keep 1 %. The T4's bf16 is fp16."""
+
+
+def _model(row: str) -> GpuModel:
+    name, gib, capability, *rates, full_name = row.split(maxsplit=9)
+    bf16, tf32, fp32, memory, host, peer = map(float, rates)
+    major, _, minor = capability.partition(".")
     return GpuModel(
         name=name,
         full_name=full_name,
-        memory_bytes=int(gib * GIB),
-        compute_capability=capability,
-        multiprocessors=multiprocessors,
-        bf16_flops=tera[0] * 1e12,
-        tf32_flops=tera[1] * 1e12,
-        fp32_flops=tera[2] * 1e12,
-        bandwidth=memory_gb_s * 1e9,
-        host_bandwidth=host_gb_s * 1e9,
-        peer_bandwidth=peer_gb_s * 1e9,
-        source=source,
+        memory_bytes=int(float(gib) * GIB),
+        compute_capability=(int(major), int(minor)) if minor else None,
+        bf16_flops=bf16 * 1e12,
+        tf32_flops=tf32 * 1e12,
+        fp32_flops=fp32 * 1e12,
+        bandwidth=memory * 1e9,
+        host_bandwidth=host * 1e9,
+        peer_bandwidth=peer * 1e9,
     )
 
 
-SHEET = "NVIDIA's data sheet (dense peaks); memory"
-PCIE4, PCIE5, PCIE3 = 25.0, 50.0, 12.0
-"""GB/s that a link of 16 lanes really gives one way: some four fifths of 32, 64 and 16."""
-
-MODELS = (
-    _model(
-        *("h200", "NVIDIA H200 SXM", 139.72, (9, 0), (989.4, 494.7, 66.9)),
-        (132, 4800, PCIE5, 450, f"{SHEET}: 139.72 to 139.81 GiB in torch's messages"),
-    ),
-    _model(
-        *("h100-pcie", "NVIDIA H100 PCIe", 79.10, (9, 0), (756.5, 378, 51.2)),
-        (114, 2039, PCIE5, PCIE5, f"{SHEET}: taken to be that of the SXM"),
-    ),
-    _model(
-        *("h100-nvl", "NVIDIA H100 NVL", 93.1, (9, 0), (835.5, 417.5, 60)),
-        (132, 3938, PCIE5, 300, f"{SHEET}: 94 GB, of which ECC and driver are taken to keep 1 %"),
-    ),
-    _model(
-        *("h100", "NVIDIA H100 SXM 80GB", 79.10, (9, 0), (989.4, 494.7, 66.9)),
-        (132, 3350, PCIE5, 450, f"{SHEET}: 79.11 GiB (vllm #27508), 79.10 to 79.19 elsewhere"),
-    ),
-    _model(
-        *("a100-80", "NVIDIA A100 SXM 80GB", 79.14, (8, 0), (312, 156, 19.5)),
-        (108, 2039, PCIE4, 300, f"{SHEET}: 79.14 to 79.25 GiB in torch's messages"),
-    ),
-    _model(
-        *("a100-40", "NVIDIA A100 SXM 40GB", 39.38, (8, 0), (312, 156, 19.5)),
-        (108, 1555, PCIE4, 300, f"{SHEET}: 39.38 to 39.56 GiB in torch's messages"),
-    ),
-    _model(
-        *("l40s", "NVIDIA L40S", 44.42, (8, 9), (362.05, 183, 91.6)),
-        (142, 864, PCIE4, PCIE4, f"{SHEET}: 44.42 GiB (Step-Video-T2V #8)"),
-    ),
-    _model(
-        *("l4", "NVIDIA L4", 22.03, (8, 9), (121, 60, 30.3)),
-        (58, 300, PCIE4, PCIE4, f"{SHEET}: 22.03 to 22.17 GiB in torch's messages"),
-    ),
-    _model(
-        *("a10g", "NVIDIA A10G", 21.99, (8, 6), (70, 35, 31.2)),
-        (80, 600, PCIE4, PCIE4, "A10G data sheet; memory: 22.0 GiB in torch's messages"),
-    ),
-    _model(
-        *("t4", "NVIDIA T4", 14.56, (7, 5), (65, 8.1, 8.1)),
-        (40, 320, PCIE3, PCIE3, f"{SHEET}: 14.56 to 14.75 GiB (Open-Sora #697); fp16, no bf16"),
-    ),
-    _model(
-        *("rtx4090", "NVIDIA GeForce RTX 4090", 23.52, (8, 9), (165.2, 82.6, 82.6)),
-        (128, 1008, PCIE4, PCIE4, "Ada whitepaper; memory: 23.64 GiB (VGen #104), 23.52 elsewhere"),
-    ),
-    _model(
-        *("rtx3090", "NVIDIA GeForce RTX 3090", 23.69, (8, 6), (71, 35.6, 35.6)),
-        (82, 936, PCIE4, PCIE4, "GA102 whitepaper; memory: 23.69 GiB in torch's messages"),
-    ),
-    _model(
-        *("mi300x", "AMD Instinct MI300X", 191.45, None, (1307.4, 653.7, 163.4)),
-        (
-            304,
-            5300,
-            PCIE5,
-            64,
-            "AMD's data sheet; memory: 191.45 to 191.69 GiB in torch's messages",
-        ),
-    ),
-)
-"""In the order of `flatout plan --help`. Where messages differ the least memory is taken."""
-
+MODELS = tuple(map(_model, TABLE.strip().splitlines()))
 CATALOGUE: Mapping[str, GpuModel] = {model.name: model for model in MODELS}
 
 UNITS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 1e3, "mb": 1e6, "gb": 1e9}
@@ -164,26 +113,14 @@ def find_gpu(text: str) -> GpuModel:
 
 
 def unnamed(memory_bytes: int, text: str) -> GpuModel:
-    """Return a GPU of which only the memory is known."""
+    """Return a GPU of which only the memory is known; the rest is an A100's."""
     if memory_bytes < MIN_BYTES:
         raise UserError(
             f"--gpu {text}: a device of {memory_bytes} bytes is none; "
             f"give its memory, as 24GiB, or one of: {', '.join(CATALOGUE)}"
         )
-    return GpuModel(
-        name=UNNAMED,
-        full_name=f"a GPU with {format_bytes(memory_bytes)}",
-        memory_bytes=memory_bytes,
-        compute_capability=UNKNOWN_GPU.compute_capability,
-        multiprocessors=UNKNOWN_GPU.multiprocessors,
-        bf16_flops=UNKNOWN_GPU.bf16_flops,
-        fp32_flops=UNKNOWN_GPU.fp32_flops,
-        tf32_flops=UNKNOWN_GPU.tf32_flops,
-        bandwidth=UNKNOWN_GPU.bandwidth,
-        host_bandwidth=UNKNOWN_GPU.host_bandwidth,
-        peer_bandwidth=UNKNOWN_GPU.peer_bandwidth,
-        source="only its memory is known; arithmetic and bandwidth are an A100's",
-    )
+    full_name = f"a GPU with {format_bytes(memory_bytes)}"
+    return replace(UNKNOWN_GPU, name=UNNAMED, full_name=full_name, memory_bytes=memory_bytes)
 
 
 def model_of(device: Device) -> GpuModel:

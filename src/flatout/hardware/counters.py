@@ -9,14 +9,17 @@ reason; nothing here raises because of a device.
 import os
 import statistics
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flatout.hardware.load import process_tree
 from flatout.records.messages import words
 from flatout.records.readings import GpuReadings
+
+if TYPE_CHECKING:
+    from flatout.hardware.nvidia_counters import NvidiaCounters
 
 SAMPLE_EVERY_S = 0.2
 """NVML renews its utilisation every 1/6 s to 1 s, depending on the product: more often tells
@@ -28,12 +31,8 @@ LEAVE_S = 2.0
 MAX_SERIES = 600
 """Points of the GPU-Util curve that are kept: two minutes."""
 MEANS = (
-    "util_share",
-    "sm_active_share",
-    "tensor_active_share",
-    "power_w",
-    "pcie_rx_bytes_per_s",
-    "pcie_tx_bytes_per_s",
+    *("util_share", "sm_active_share", "tensor_active_share"),
+    *("power_w", "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"),
 )
 """Readings that vary with the phase of a step: their mean over time is what they stand for."""
 MEDIANS = ("power_limit_w", "clock_mhz", "max_clock_mhz", "temperature_c")
@@ -72,25 +71,11 @@ class CounterSample:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-class CounterSource(Protocol):
-    """One device whose counters can be read."""
-
-    uuid: str
-
-    def sample(self, *, is_full: bool) -> CounterSample:
-        """Read the counters now; the slow ones only where `is_full`."""
-        ...
-
-    def close(self) -> None:
-        """Give back what the driver holds for this reader."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class Sources:
     """The devices that a process with a given environment would see."""
 
-    found: tuple[CounterSource, ...] = ()
+    found: "tuple[NvidiaCounters, ...]" = ()
     trouble: str = ""
     """Why there are none, in the library's own words."""
 
@@ -102,17 +87,11 @@ class Sources:
 
 
 def open_sources(environment: Mapping[str, str] | None = None) -> Sources:
-    """Return the counters of NVIDIA's GPUs, else of AMD's, else why there are none."""
-    from flatout.hardware.amd_counters import open_amd
+    """Return the counters of the NVIDIA GPUs that a process with this environment would see."""
     from flatout.hardware.nvidia_counters import open_nvidia
 
-    variables = os.environ if environment is None else environment
     with DRIVER:
-        nvidia = open_nvidia(variables)
-    if nvidia.found:
-        return nvidia
-    amd = open_amd(variables)
-    return amd if amd.found else nvidia
+        return open_nvidia(os.environ if environment is None else environment)
 
 
 def same_device(one: str, other: str) -> bool:
@@ -161,7 +140,10 @@ class CounterSampler:
         """Return what the device showed between two moments."""
         place = self._place(uuid)
         if place is None:
-            return GpuReadings(missing={"all": self._why_none(uuid)})
+            why = self.sources.trouble or words("counter.no_driver")
+            if self.sources.found:
+                why = words("counter.unlisted", uuid=uuid or words("counter.without_name"))
+            return GpuReadings(missing={"all": why})
         window = [s for s in tuple(self.samples[place]) if began_s <= s.at_s <= ended_s]
         return readings_of(
             window,
@@ -181,11 +163,6 @@ class CounterSampler:
         # the name of the whole.
         is_nameless = not uuid or (bool(found) and found[0].uuid.startswith("MIG-"))
         return 0 if len(found) == 1 and self.pids_before and is_nameless else None
-
-    def _why_none(self, uuid: str) -> str:
-        if not self.sources.found:
-            return self.sources.trouble or words("counter.no_driver")
-        return words("counter.unlisted", uuid=uuid or words("counter.without_name"))
 
     def _run(self) -> None:
         number = 0
@@ -229,7 +206,9 @@ def readings_of(
     if not samples:
         return GpuReadings(uuid=uuid, missing={"all": trouble or words(NO_SAMPLE)})
     values, missing = _values(samples, began_s)
-    shares = _throttle_shares(samples)
+    told = [sample for sample in samples if "throttle" not in sample.missing]
+    names = sorted(set().union(*(sample.throttle for sample in told)))
+    shares = {name: sum(name in s.throttle for s in told) / len(told) for name in names}
     others, idle, unknown = _other_processes(samples, own_pids, pids_before)
     if unknown:
         missing["other_processes"] = unknown
@@ -238,7 +217,7 @@ def readings_of(
     first_s = samples[0].at_s
     return GpuReadings(
         **values,
-        throttle=tuple(sorted(shares)),
+        throttle=tuple(names),
         throttle_shares=shares,
         other_processes=len(others),
         other_idle_processes=len(idle),
@@ -263,7 +242,7 @@ def _values(
         for name in names:
             inside = _inside(name, samples, began_s)
             seen = [sample.values[name] for sample in inside if name in sample.values]
-            reason = _latest(sample.missing.get(name) for sample in samples)
+            reason = _last_reason(name, samples)
             if seen:
                 values[name] = int(over(seen)) if names is GREATEST else float(over(seen))
             if not seen:
@@ -272,7 +251,7 @@ def _values(
             elif reason:
                 n, of = str(len(seen)), str(len(samples))
                 missing[name] = words("counter.vanished", n=n, of=of, why=reason)
-    throttle = _latest(sample.missing.get("throttle") for sample in samples)
+    throttle = _last_reason("throttle", samples)
     return values, missing | ({"throttle": throttle} if throttle else {})
 
 
@@ -291,14 +270,8 @@ def _inside(
     return ()
 
 
-def _latest(reasons: Iterable[str | None]) -> str | None:
-    return next((reason for reason in reversed(list(reasons)) if reason), None)
-
-
-def _throttle_shares(samples: Sequence[CounterSample]) -> dict[str, float]:
-    names = sorted(set().union(*(sample.throttle for sample in samples)))
-    told = [sample for sample in samples if "throttle" not in sample.missing]
-    return {name: sum(name in s.throttle for s in told) / len(told) for name in names}
+def _last_reason(name: str, samples: Sequence[CounterSample]) -> str | None:
+    return next((reason for s in reversed(samples) if (reason := s.missing.get(name))), None)
 
 
 def _other_processes(
@@ -307,7 +280,7 @@ def _other_processes(
     """Return other processes on the device, the idle ones among them, and why that is unknown."""
     told = [sample.pids for sample in samples if sample.pids is not None]
     if not told:
-        reason = _latest(sample.missing.get("other_processes") for sample in samples)
+        reason = _last_reason("other_processes", samples)
         return frozenset(), frozenset(), reason or words("counter.no_processes")
     seen = frozenset().union(*told)
     others, why = seen - own, ""
@@ -316,12 +289,10 @@ def _other_processes(
         others = seen & before
         why = words("counter.namespace")
     activity = [sample.busy_shares for sample in samples if sample.busy_shares is not None]
-    if not activity:
-        return others, frozenset(), why
-    idle = frozenset(pid for pid in others if _mean_share(pid, activity) < BUSY_SHARE)
+    idle = frozenset(
+        pid
+        for pid in others
+        # A process of which nothing is told ran nothing.
+        if activity and statistics.fmean(x.get(pid, 0.0) for x in activity) < BUSY_SHARE
+    )
     return others, idle, why
-
-
-def _mean_share(pid: int, activity: Sequence[Mapping[int, float]]) -> float:
-    """Return how busy a process kept the device on average; it ran nothing where it is not told."""
-    return statistics.fmean(shares.get(pid, 0.0) for shares in activity)

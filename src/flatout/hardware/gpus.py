@@ -1,7 +1,7 @@
-"""Readings of the GPUs from the driver: NVML for NVIDIA, AMD SMI for AMD. No torch, no context.
+"""Readings of the GPUs from NVIDIA's driver, through NVML. No torch, no context.
 
 A process that asks torch about a GPU may create a context there, which costs hundreds of MiB of
-the memory that a trial is about to need. The driver's own libraries cost nothing.
+the memory that a trial is about to need. The driver's own library costs nothing.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class Gpu:
     index: int
     """The driver's number, in the order of the PCI bus."""
     kind: str
-    """`cuda` or `rocm`."""
+    """`cuda`."""
     name: str
     uuid: str = ""
     memory_bytes: int = 0
@@ -54,15 +54,6 @@ class Driver:
     gpus: tuple[Gpu, ...] = ()
     trouble: str = ""
     """Why nothing could be read, in the library's own words."""
-
-
-def read_driver() -> Driver:
-    """Return what the driver of this machine tells: NVIDIA's, else AMD's, else nothing."""
-    nvidia = _read_nvml()
-    if nvidia.gpus or nvidia.version:
-        return nvidia
-    amd = _read_amdsmi()
-    return amd if amd.gpus else nvidia
 
 
 def visible(gpus: Sequence[Gpu], variables: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
@@ -116,7 +107,8 @@ def _as_instances(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def _read_nvml() -> Driver:
+def read_driver() -> Driver:
+    """Return what NVIDIA's driver tells, or why it tells nothing."""
     try:
         import pynvml
     except ImportError:
@@ -132,40 +124,58 @@ def _read_nvml() -> Driver:
         return Driver(
             version=version,
             cuda=f"{code // 1000}.{code % 1000 // 10}",
-            gpus=tuple(_nvidia_gpu(pynvml, index) for index in range(count)),
+            gpus=tuple(_whole_gpu(pynvml, index) for index in range(count)),
         )
     except pynvml.NVMLError as error:
         return Driver(trouble=str(error))
     finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+        answer(pynvml, "nvmlShutdown")
 
 
-def _nvidia_gpu(nvml: Any, index: int) -> Gpu:
-    """Read one GPU. What a model or a container does not offer is left out, not guessed."""
+def answer(nvml: Any, question: str, *arguments: Any) -> Any:
+    """Return what the driver tells; None where a model, a container or a version does not."""
+    try:
+        return getattr(nvml, question)(*arguments)
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def _whole_gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    busy = pids = capability = memory = None
-    with contextlib.suppress(nvml.NVMLError):
-        busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-    with contextlib.suppress(nvml.NVMLError):
-        pids = tuple(p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    with contextlib.suppress(nvml.NVMLError):
-        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        capability = (int(major), int(minor))
+    rates = answer(nvml, "nvmlDeviceGetUtilizationRates", handle)
+    processes = answer(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+    capability = answer(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+    one = {"index": index, "compute_capability": tuple(capability) if capability else None}
+    is_split, _pending = answer(nvml, "nvmlDeviceGetMigMode", handle) or (False, False)
+    most_parts = answer(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) if is_split else 0
+    instances = []
+    for number in range(most_parts or 0):
+        with contextlib.suppress(nvml.NVMLError):  # a place that holds no instance
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            instances.append(_gpu(nvml, part, memory_of(nvml, part), **one))
+    memory = 0, 0
     # A container with a part of a GPU may not ask for the whole; some share the host's memory.
     with contextlib.suppress(nvml.NVMLError):
         memory = memory_of(nvml, handle)
+    return _gpu(
+        nvml,
+        handle,
+        memory,
+        **one,
+        busy_share=rates.gpu / 100 if rates else None,
+        pids=tuple(process.pid for process in processes or ()),
+        instances=tuple(instances),
+    )
+
+
+def _gpu(nvml: Any, handle: Any, memory: tuple[int, int], **facts: Any) -> Gpu:
     return Gpu(
-        index=index,
         kind="cuda",
         name=_text(nvml.nvmlDeviceGetName(handle)),
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        memory_bytes=memory[0] if memory else 0,
-        used_bytes=memory[1] if memory else 0,
-        busy_share=busy,
-        pids=pids or (),
-        compute_capability=capability,
-        instances=_instances(nvml, handle, index, capability),
+        memory_bytes=memory[0],
+        used_bytes=memory[1],
+        **facts,
     )
 
 
@@ -184,65 +194,6 @@ def memory_of(nvml: Any, handle: Any) -> tuple[int, int]:
     except (nvml.NVMLError, AttributeError):  # a driver before 510, or a part that tells less
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         return int(memory.total), int(memory.used)
-
-
-def _instances(
-    nvml: Any, handle: Any, index: int, capability: tuple[int, int] | None
-) -> tuple[Gpu, ...]:
-    """Return the parts that a GPU is split into; none where it is not, or no one tells."""
-    found: list[Gpu] = []
-    with contextlib.suppress(nvml.NVMLError, AttributeError):
-        if not nvml.nvmlDeviceGetMigMode(handle)[0]:
-            return ()
-        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            with contextlib.suppress(nvml.NVMLError):  # a place that holds no instance
-                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-                memory = memory_of(nvml, part)
-                found.append(
-                    Gpu(
-                        index=index,
-                        kind="cuda",
-                        name=_text(nvml.nvmlDeviceGetName(part)),
-                        uuid=_text(nvml.nvmlDeviceGetUUID(part)),
-                        memory_bytes=memory[0],
-                        used_bytes=memory[1],
-                        compute_capability=capability,
-                    )
-                )
-    return tuple(found)
-
-
-def _read_amdsmi() -> Driver:
-    try:
-        import amdsmi
-    except (ImportError, KeyError, OSError) as error:  # it loads the driver's library on import
-        return Driver(trouble=str(error))
-    try:
-        amdsmi.amdsmi_init()
-        handles = amdsmi.amdsmi_get_processor_handles()
-        gpus = tuple(_amd_gpu(amdsmi, index, handle) for index, handle in enumerate(handles))
-        return Driver(version=_amd_driver_version(amdsmi, handles), gpus=gpus)
-    except amdsmi.AmdSmiException as error:
-        return Driver(trouble=str(error))
-    finally:
-        with contextlib.suppress(amdsmi.AmdSmiException):
-            amdsmi.amdsmi_shut_down()
-
-
-def _amd_driver_version(smi: Any, handles: Sequence[Any]) -> str:
-    return str(smi.amdsmi_get_gpu_driver_info(handles[0])["driver_version"]) if handles else ""
-
-
-def _amd_gpu(smi: Any, index: int, handle: Any) -> Gpu:
-    vram = smi.amdsmi_get_gpu_vram_usage(handle)  # in MiB
-    return Gpu(
-        index=index,
-        kind="rocm",
-        name=str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"]),
-        uuid=str(smi.amdsmi_get_gpu_device_uuid(handle)),
-        memory_bytes=int(vram["vram_total"]) * 1024**2,
-        used_bytes=int(vram["vram_used"]) * 1024**2,
-    )
 
 
 def _text(value: str | bytes) -> str:

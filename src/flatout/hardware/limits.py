@@ -26,13 +26,8 @@ def affinity() -> frozenset[int]:
 
 def quota_cores(root: Path = ROOT) -> float | None:
     """Return the tightest CPU quota from here up the cgroup tree, in cores; None without one."""
-    quotas = []
-    for folder in cgroup_folders("cpu", root):
-        if (quota := _quota_v2(folder)) is not None:
-            quotas.append(quota)
-        if (quota := _quota_v1(folder)) is not None:
-            quotas.append(quota)
-    return min(quotas, default=None)
+    folders = cgroup_folders("cpu", root)
+    return min((quota for folder in folders for quota in _quotas(folder)), default=None)
 
 
 def usable_cores(root: Path = ROOT) -> int:
@@ -166,19 +161,15 @@ def _mounts(root: Path) -> Iterator[tuple[str, list[str], str, Path]]:
         yield kinds[0], kinds[-1].split(","), columns[3], root / point
 
 
-def _quota_v2(folder: Path) -> float | None:
+def _quotas(folder: Path) -> Iterator[float]:
+    """Yield the quotas of a group in cores, of either version."""
     columns = read_text(folder / "cpu.max").split()
-    if len(columns) != 2 or columns[0] == "max":
-        return None
-    return int(columns[0]) / int(columns[1])
-
-
-def _quota_v1(folder: Path) -> float | None:
+    if len(columns) == 2 and columns[0] != "max":
+        yield int(columns[0]) / int(columns[1])
     quota = read_text(folder / "cpu.cfs_quota_us")
     period = read_text(folder / "cpu.cfs_period_us")
-    if not quota.isdigit() or not period.isdigit():
-        return None  # -1 means no quota
-    return int(quota) / int(period)
+    if quota.isdigit() and period.isdigit():  # -1 means no quota
+        yield int(quota) / int(period)
 
 
 def _meminfo(root: Path) -> dict[str, int]:

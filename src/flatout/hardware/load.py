@@ -157,15 +157,7 @@ def _names(folder: str) -> list[str]:
 def _text(path: str) -> str:
     """Return a small file's text; empty when the process or thread has just ended."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  as above
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
-    try:
-        parts = []
-        while part := os.read(descriptor, 1 << 16):
-            parts.append(part)
-        return b"".join(parts).decode(errors="replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)

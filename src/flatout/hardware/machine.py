@@ -77,17 +77,9 @@ def _field(name: str, root: Path) -> str:
 
 
 WATCHED_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_LAUNCH_BLOCKING",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "LD_PRELOAD",
-    "MKL_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "TORCH_COMPILE_DISABLE",
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "HIP_VISIBLE_DEVICES"),
+    *("ROCR_VISIBLE_DEVICES", "LD_PRELOAD", "MKL_NUM_THREADS", "OMP_NUM_THREADS"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_COMPILE_DISABLE"),
 )
 """Environment variables that change what training costs; recorded where they are set."""
 
@@ -97,11 +89,12 @@ def read_machine(*, torch: bool = True) -> Machine:
 
     Args:
         torch: Ask torch which accelerators it finds. Without, build and driver are read instead,
-            which takes milliseconds instead of seconds and is right unless they do not fit.
+            which takes milliseconds instead of seconds and is right unless they do not fit. A torch
+            built for AMD is asked in any case: no driver of theirs is read here.
     """
     build = torch_build()
     driver = read_driver()
-    asks_torch = torch and bool(build.version)
+    asks_torch = bool(build.version) and (torch or build.hip is not None)
     devices = devices_by_torch(driver) if asks_torch else devices_of(driver, build)
     memory_limit = memory_limit_bytes()
     memory = memory_limit or host_memory_bytes()

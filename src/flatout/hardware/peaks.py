@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.records.files import module_command, with_boot
+from flatout.records.files import module_command, replace_text, with_boot
 from flatout.records.input_files import read_json
 from flatout.records.json_records import from_plain
 from flatout.records.messages import words
@@ -125,9 +125,7 @@ def read_peaks(wanted: PeaksOf, cache: Path, python: str) -> Peaks:
     peaks = measure_in_child(wanted, python)
     if not peaks.is_sound:
         return peaks
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(asdict(peaks)), encoding="utf-8")
-    part.replace(path)
+    replace_text(path, json.dumps(asdict(peaks)))
     return peaks
 
 
@@ -156,7 +154,8 @@ def measure_here(device_kind: str, dtype: str, threads: int) -> Peaks:
 
     torch.set_num_threads(threads)
     device = torch.device(device_kind)
-    wait = torch.cuda.synchronize if device_kind == "cuda" else _nothing
+    is_cuda = device_kind == "cuda"
+    wait = torch.cuda.synchronize if is_cuda else (lambda: None)  # a CPU is done on return
     if dtype == "tf32":
         torch.set_float32_matmul_precision("high")
     kind = getattr(torch, "float32" if dtype == "tf32" else dtype)
@@ -170,7 +169,7 @@ def measure_here(device_kind: str, dtype: str, threads: int) -> Peaks:
         threads=threads,
         triad_bytes_per_s=_triad_rate(device, wait),
         from_device_bytes_per_s=_copy_rate(device, wait, back=True),
-        processors=_processors(device),
+        processors=torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else 0,
     )
 
 
@@ -219,14 +218,6 @@ def _copy_rate(device: Any, wait: Callable[[], None], *, back: bool = False) -> 
     return count / best_s(lambda: target.copy_(source, non_blocking=is_cuda), wait)
 
 
-def _processors(device: Any) -> int:
-    import torch
-
-    if device.type != "cuda":
-        return 0
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
 def best_s(
     call: Callable[[], object], wait: Callable[[], None], budget_s: float = BUDGET_S
 ) -> float:
@@ -245,10 +236,6 @@ def best_s(
         wait()
         times_s.append(time.perf_counter() - start)
     return min(times_s)
-
-
-def _nothing() -> None:
-    """Wait for nothing: on the CPU a call returns when it is done."""
 
 
 if __name__ == "__main__":

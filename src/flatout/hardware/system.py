@@ -5,8 +5,6 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,25 +62,16 @@ def disk_speed(folder: Path, *, probe_bytes: int = PROBE_BYTES) -> DiskSpeed:
         OSError: if the folder cannot be written.
     """
     free = shutil.disk_usage(folder).free
-    with _probe_file(folder) as descriptor:
-        written, write_s = _write(descriptor, probe_bytes)
-        read, read_s = _read(descriptor, written)
+    # Gone even if this process is killed: it has no name.
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        written, write_s = _write(file.fileno(), probe_bytes)
+        read, read_s = _read(file.fileno(), written)
     return DiskSpeed(
         write_bytes_per_s=written / write_s,
         read_bytes_per_s=read / read_s,
         free_bytes=free,
         probe_bytes=written,
     )
-
-
-@contextmanager
-def _probe_file(folder: Path) -> Iterator[int]:
-    descriptor, name = tempfile.mkstemp(prefix=".flatout-disk-", dir=folder)
-    try:
-        Path(name).unlink()  # gone even if this process is killed; the descriptor stays good
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _write(descriptor: int, wanted: int) -> tuple[int, float]:
@@ -119,7 +108,7 @@ class HostMeter:
         self.before_s = time.monotonic()
         self.missing: dict[str, str] = {}
         self.disks = self._disks()
-        self._cpu_share()  # the first answer is about nothing
+        self._ask("cpu_share", "cpu_percent")  # the first answer is about nothing
 
     def read(self) -> LiveHost:
         """Return the host's state now."""
@@ -130,9 +119,10 @@ class HostMeter:
         if disks and self.disks:
             read, written = ((disks[i] - self.disks[i]) / passed_s for i in range(2))
         self.before_s, self.disks = now_s, disks
-        memory = self._memory()
+        memory = self._ask("memory_used_bytes", "virtual_memory")
+        busy_percent = self._ask("cpu_share", "cpu_percent")
         return LiveHost(
-            cpu_share=self._cpu_share(),
+            cpu_share=None if busy_percent is None else busy_percent / 100,
             cores=os.cpu_count() or 1,
             memory_used_bytes=memory.total - memory.available if memory else None,
             memory_total_bytes=memory.total if memory else None,
@@ -141,34 +131,20 @@ class HostMeter:
             missing=self.missing,
         )
 
-    def _cpu_share(self) -> float | None:
-        import psutil
-
-        try:
-            return float(psutil.cpu_percent(interval=None)) / 100
-        except (OSError, RuntimeError, psutil.Error) as error:  # no /proc/stat
-            self.missing["cpu_share"] = str(error)
-            return None
-
-    def _memory(self) -> Any:
-        import psutil
-
-        try:
-            return psutil.virtual_memory()
-        except (OSError, RuntimeError, ValueError, psutil.Error) as error:
-            self.missing["memory_used_bytes"] = str(error)
-            return None
-
     def _disks(self) -> tuple[int, int] | None:
         """Return bytes read and written since the machine started, over all disks."""
+        found = self._ask("disk_read_bytes_per_s", "disk_io_counters")
+        if found is None:
+            self.missing.setdefault("disk_read_bytes_per_s", words("counter.no_disk"))
+            return None
+        return found.read_bytes, found.write_bytes
+
+    def _ask(self, field: str, question: str) -> Any:
+        """Return an answer of psutil's; None where the system refuses, with the reason noted."""
         import psutil
 
         try:
-            found = psutil.disk_io_counters()
-        except (OSError, RuntimeError, psutil.Error) as error:
-            self.missing["disk_read_bytes_per_s"] = str(error)
+            return getattr(psutil, question)()
+        except (OSError, RuntimeError, ValueError, psutil.Error) as error:  # no /proc/stat
+            self.missing[field] = str(error)
             return None
-        if found is None:
-            self.missing["disk_read_bytes_per_s"] = words("counter.no_disk")
-            return None
-        return found.read_bytes, found.write_bytes

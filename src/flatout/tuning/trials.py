@@ -168,7 +168,8 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
     outcome, message = outcome_of(ending, options)
     applied = applied_of(recipe, ending.results)
     profile = None
-    if result is not None and outcome in (Outcome.OK, Outcome.NAN) and options.guard is None:
+    is_measured = outcome in (Outcome.OK, Outcome.NAN) and options.guard is None
+    if result is not None and is_measured and window_in(result).measured:
         profile = add_ranks(summarise(result, machine), ending.results, machine)
         said = [message] if outcome is Outcome.NAN else []
         said += [

@@ -202,7 +202,7 @@ def visits(profile: Profile, machine: Machine) -> list[tuple[int, int]]:
     now, cores = workers_now(profile), cores_of(profile, machine)
     rest_ms = max(profile.step_ms.median - profile.phases_ms["data_wait"], 1e-3)
     load = loading(profile, cores)
-    all_of_it = (load.cpu_ms + load.blocked_ms) / rest_ms
+    all_of_it = load.total_ms / rest_ms
     most: float = MOST_PER_CORE * cores
     if load.is_blocked:
         most = max(most, min(MOST_PER_CORE_BLOCKED * cores, 2 * all_of_it))

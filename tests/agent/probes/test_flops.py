@@ -2,7 +2,8 @@
 
 import pytest
 
-from flatout.analysis.regime import flops_of_step, main_dtype
+from flatout.analysis.regime import main_dtype
+from flatout.analysis.steps import medians_by_step
 from flatout.records.trial import Outcome
 from tests.support.probed import SCRIPTS, probed
 
@@ -44,16 +45,16 @@ def counted(kind):
 def test_operations_of_a_step_are_those_by_hand(kind, flops):
     seen = counted(kind)
 
-    assert flops_of_step(seen["segments"]) == {"float32": flops}
+    assert medians_by_step(seen["segments"], "by_dtype") == {"float32": flops}
     assert seen["uncounted"] == []
 
 
 def test_operations_under_autocast_are_its_dtypes():
-    assert main_dtype(flops_of_step(counted("autocast")["segments"])) == "bfloat16"
+    assert main_dtype(medians_by_step(counted("autocast")["segments"], "by_dtype")) == "bfloat16"
 
 
 def test_a_step_without_products_has_no_operations():
-    assert main_dtype(flops_of_step(counted("scale_only")["segments"])) == ""
+    assert main_dtype(medians_by_step(counted("scale_only")["segments"], "by_dtype")) == ""
 
 
 def test_recurrent_layers_are_told_to_be_missing():

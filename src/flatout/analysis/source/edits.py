@@ -5,8 +5,9 @@ several statements on a line, arguments that a generator fills.
 """
 
 import ast
+import re
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from io import StringIO
 
 from flatout.analysis.source.script import NotAnalysableError, Script, argument
@@ -82,23 +83,14 @@ def remove_argument(script: Script, call: ast.Call, name: str) -> Edit | None:
     if keyword is None:
         return None
     start, end = script.span(keyword)
-    text = script.text
-    after = end
-    while after < len(text) and text[after] in " \t":
-        after += 1
-    if text[after : after + 1] == ",":
-        after += 1
-        while text[after : after + 1] in (" ", "\t"):
-            after += 1
-        return Edit(start=start, end=after, text="")
-    before = start
-    while text[before - 1] in " \t\r\n":
-        before -= 1
-    if text[before - 1] == ",":
-        before -= 1
-    elif text[before - 1] != "(":
-        return None  # a comment, or brackets around the value
-    return Edit(start=before, end=end, text="")
+    if comma := re.compile(r"[ \t]*,[ \t]*").match(script.text, end):
+        return Edit(start=start, end=comma.end(), text="")
+    before = script.text[:start].rstrip(" \t\r\n")
+    if before.endswith(","):
+        return Edit(start=len(before) - 1, end=end, text="")
+    if before.endswith("("):
+        return Edit(start=len(before), end=end, text="")
+    return None  # a comment, or brackets around the value
 
 
 def insert_before(script: Script, statement: ast.stmt, *lines: str) -> Edit | None:
@@ -158,42 +150,31 @@ def wrap(script: Script, statements: list[ast.stmt], header: str) -> list[Edit |
     return edits
 
 
-def add_import(script: Script, module: str) -> Edit | None:
-    """Return the edit that imports a module after the last import at the top.
-
-    None where the name means something else already; call it only where it is not imported.
-    """
-    last: ast.stmt | None = None
-    for statement in script.tree.body:
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            last = statement
-        elif last is not None:
-            break
-    if last is not None:
-        return insert_after(script, last, f"import {module}")
-    return None
-
-
 def insert_after_import(script: Script, module: str, line: str) -> Edit | None:
     """Return the edit that writes a line below the import of a module and those that follow it.
 
     None where no import at the top of the file gives the module its own name: the line needs it.
     """
-    last: ast.stmt | None = None
-    for statement in script.tree.body:
-        is_import = isinstance(statement, ast.Import | ast.ImportFrom)
-        if last is not None and not is_import:
-            break
-        if last is not None or script.imports_plainly(statement, module):
-            last = statement
-    return insert_after(script, last, line) if last is not None else None
+    return _below_imports(script, line, lambda each: script.imports_plainly(each, module))
 
 
 def imported(script: Script, module: str, node: ast.AST) -> list[Edit | None]:
     """Return the edits after which a node can use a module by its own name: none if it can now."""
     if script.knows(module, node):
         return []
-    return [add_import(script, module)]
+    return [_below_imports(script, f"import {module}", lambda _: True)]
+
+
+def _below_imports(script: Script, line: str, begins: Callable[[ast.stmt], bool]) -> Edit | None:
+    """Return the edit that writes a line below the first imports from one that begins them on."""
+    last: ast.stmt | None = None
+    for statement in script.tree.body:
+        is_import = isinstance(statement, ast.Import | ast.ImportFrom)
+        if last is not None and not is_import:
+            break
+        if is_import and (last is not None or begins(statement)):
+            last = statement
+    return insert_after(script, last, line) if last is not None else None
 
 
 def apply(text: str, fixes: Iterable[Fix]) -> tuple[str, int]:

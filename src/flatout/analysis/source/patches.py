@@ -111,13 +111,9 @@ def _loader_edits(
 def _copy_edits(script: Script, parts: Sequence[StepPart], argument: str) -> list[Edit | None]:
     name, _equals, value = argument.partition("=")
     loops = [part.node for part in parts if isinstance(part.node, ast.For)]
-    moves = [move for loop in loops for move in copies(script, loop) if not _may_have_more(move)]
-    return [set_argument(script, move, name, value) for move in moves]
-
-
-def _may_have_more(move: ast.Call) -> bool:
-    """Return whether more than a device is given by position, or by what is not written here."""
-    return len(move.args) > 1 or has_unpacked(move)
+    # More than a device may be given by position, or by what is not written here.
+    moves = [move for loop in loops for move in copies(script, loop) if len(move.args) < 2]
+    return [set_argument(script, move, name, value) for move in moves if not has_unpacked(move)]
 
 
 def _optimizer_edits(script: Script, form: SourceForm) -> list[Edit | None]:

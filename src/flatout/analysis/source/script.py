@@ -77,6 +77,7 @@ class Script:
         self.newline = "\r\n" if "\r\n" in text else "\n"
         self.imports = self._read_imports()
         self._attributes: dict[ast.ClassDef, dict[str, list[ast.AST]]] = {}
+        self._bindings: dict[ast.AST, dict[str, list[ast.AST]]] = {}
 
     def _number(self, root: ast.AST) -> None:
         """Note the nodes in the order of the source, each one's parent and where its own end."""
@@ -109,8 +110,6 @@ class Script:
         """Yield all nodes of the given types."""
         for kind in kinds:
             yield from self._by_type.get(kind, ())  # type: ignore[misc]
-
-    # Positions
 
     def offset(self, line: int, byte_column: int) -> int:
         """Return the position in the text of a parser's position: line from 1, bytes of UTF-8."""
@@ -157,8 +156,6 @@ class Script:
             pass  # what came before the odd token counts
         return found
 
-    # Surroundings
-
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield what a node is in, innermost first."""
         while (parent := self.parents.get(node)) is not None:
@@ -176,8 +173,7 @@ class Script:
 
     def scope(self, node: ast.AST) -> Scope:
         """Return the function, lambda, class or module whose names a node sees first."""
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.Module)
-        return self.inside(node, *kinds) or self.tree
+        return self.inside(node, *_OWN_SCOPE) or self.tree
 
     def loops(self, node: ast.AST) -> list[Loop]:
         """Return the loops around a node within its function, innermost first."""
@@ -236,8 +232,6 @@ class Script:
     def walk(self, root: ast.AST) -> list[ast.AST]:
         """Return a node of the script and all below it, nested functions and classes too."""
         return self._order[self._places[root] : self._ends[root]]
-
-    # Names
 
     def _read_imports(self) -> dict[str, str]:
         """Return what each imported name means, as a dotted name."""
@@ -345,17 +339,10 @@ class Script:
                 found[name].append(call)
         return found
 
-    @cached_property
-    def _methods_by_name(self) -> dict[str, list[ast.Call]]:
-        found: dict[str, list[ast.Call]] = defaultdict(list)
-        for call in self.nodes(ast.Call):
-            if isinstance(call.func, ast.Attribute):
-                found[call.func.attr].append(call)
-        return found
-
     def methods(self, *names: str) -> list[ast.Call]:
         """Return the calls of attributes with one of these names, whatever they are called on."""
-        return [call for name in names for call in self._methods_by_name.get(name, ())]
+        found = (call for name in names for call in self._calls_by_last_name.get(name, ()))
+        return [call for call in found if isinstance(call.func, ast.Attribute)]
 
     def called(self, call: ast.AST) -> str:
         """Return the dotted name of what a call calls, "" if unknown or no call."""
@@ -372,21 +359,30 @@ class Script:
             found[last_name(call.func)].append(call)
         return found
 
-    # Values
-
     def bindings(self, scope: Scope) -> dict[str, list[ast.AST]]:
         """Return what each name of a scope is bound to, in order.
 
         An expression for `name = expression`; the binding node itself (a loop, a `with`, an
         argument, a definition, a tuple's assignment) where no single expression is its value.
         """
-        if scope not in self._bindings:
-            self._bindings[scope] = _bindings(self, scope)
-        return self._bindings[scope]
-
-    @cached_property
-    def _bindings(self) -> dict[ast.AST, dict[str, list[ast.AST]]]:
-        return {}
+        if scope in self._bindings:
+            return self._bindings[scope]
+        found = self._bindings[scope] = defaultdict(list)
+        arguments = getattr(scope, "args", None)
+        for node in ast.walk(arguments) if arguments else ():
+            if isinstance(node, ast.arg):
+                found[node.arg].append(node)
+        for node in self.within(scope, ast.AST):
+            if node.__class__ not in BINDING:
+                continue
+            for target, value in _assigned(node):
+                for name in ast.walk(target):
+                    # `torch.backends.x = True` and `rows[0] = 1` bind neither torch nor rows.
+                    if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                        found[name.id].append(value if name is target else node)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found[node.name].append(node)
+        return found
 
     def values(self, node: ast.expr) -> list[ast.AST]:
         """Return what a name or an attribute of `self` is bound to; empty where unknown."""
@@ -500,26 +496,6 @@ def _parse(text: str) -> ast.Module:
         raise NotAnalysableError(str(error)) from None
 
 
-def _bindings(script: Script, scope: Scope) -> dict[str, list[ast.AST]]:
-    found: dict[str, list[ast.AST]] = defaultdict(list)
-    arguments = getattr(scope, "args", None)
-    if isinstance(arguments, ast.arguments):
-        for node in ast.walk(arguments):
-            if isinstance(node, ast.arg):
-                found[node.arg].append(node)
-    for node in script.within(scope, ast.AST):
-        if node.__class__ not in BINDING:
-            continue
-        for target, value in _assigned(node):
-            for name in ast.walk(target):
-                # `torch.backends.x = True` and `rows[0] = 1` bind neither torch nor rows.
-                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
-                    found[name.id].append(value if name is target else node)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found[node.name].append(node)
-    return found
-
-
 BINDING = frozenset(
     (
         *(ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign, ast.For, ast.AsyncFor),
@@ -593,11 +569,8 @@ def names_in(node: ast.AST) -> set[str]:
 
 def same(one: ast.AST, other: ast.AST) -> bool:
     """Return whether two nodes are written alike, their layout aside."""
-    return _without_context(one) == _without_context(other)
-
-
-def _without_context(node: ast.AST) -> str:
-    return ast.dump(node).replace("ctx=Store()", "ctx=Load()")
+    first, second = (ast.dump(node).replace("ctx=Store()", "ctx=Load()") for node in (one, other))
+    return first == second
 
 
 def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:

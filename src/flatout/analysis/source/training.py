@@ -9,7 +9,7 @@ import ast
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flatout.analysis.source.script import (
     Function,
@@ -49,7 +49,7 @@ class StepPart:
 
     node: Loop | Function
     backwards: tuple[ast.Call, ...]
-    tensors: frozenset[str] = field(default_factory=frozenset)
+    tensors: frozenset[str]
     """Names of tensors that this part computes on the device: losses, outputs."""
 
 
@@ -177,7 +177,8 @@ def uses_device(script: Script) -> bool:
     if "cuda" in text or "accelerat" in text:
         return True
     named = [each.value for each in script.nodes(ast.keyword) if each.arg == "device"]
-    named += [value for call in device_moves(script) for value in call.args[:1]]
+    moves = (call for call in script.methods("cuda", "to") if is_device_move(script, call))
+    named += [value for call in moves for value in call.args[:1]]
     return any(is_device(script, value) and not _is_of_tensor(value) for value in named)
 
 
@@ -186,11 +187,6 @@ def _is_of_tensor(device: ast.expr) -> bool:
     if not isinstance(device, ast.Attribute) or device.attr != "device":
         return False
     return root_name(device).lower() not in SETTINGS
-
-
-def device_moves(script: Script) -> list[ast.Call]:
-    """Return the calls of `.cuda(...)` and of `.to(device)`."""
-    return [call for call in script.methods("cuda", "to") if is_device_move(script, call)]
 
 
 def is_device_move(script: Script, node: ast.AST) -> bool:
@@ -233,27 +229,21 @@ def device_tensors(script: Script, part: ast.AST, calls: list[ast.Call]) -> set[
     It starts from the losses and what the model returns, and follows arithmetic, methods of
     tensors and functions of torch. What another function makes of a tensor may be a number.
     """
-    known: set[str] = set()
-    for call in calls:
-        loss = backward_loss(script, call)
-        if loss is not None:
-            known |= {each for each in (root_name(loss),) if each not in {"", "self", "scaler"}}
+    losses = (backward_loss(script, call) for call in calls)
+    known = {root_name(loss) for loss in losses if loss is not None} - {"", "self", "scaler"}
     called = models(script)
     assigned = [(t, each.value) for each in script.within(part, ast.Assign) for t in each.targets]
     assigned += [(each.target, each.value) for each in script.within(part, ast.AugAssign)]
     for _ in range(3):  # a chain of three assignments against the order of the text is rare
         before = len(known)
         for target, value in assigned:
-            if _is_model_call(script, value, called) or is_tensor(script, value, known):
+            is_output = isinstance(value, ast.Call) and script.source(value.func) in called
+            if is_output or is_tensor(script, value, known):
                 elements = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
                 known |= {each.id for each in elements if isinstance(each, ast.Name)}
         if len(known) == before:
             break
     return known - {"_"}
-
-
-def _is_model_call(script: Script, value: ast.expr, called: set[str]) -> bool:
-    return isinstance(value, ast.Call) and script.source(value.func) in called
 
 
 def is_tensor(  # noqa: PLR0911  one kind of expression a line
@@ -307,9 +297,6 @@ def has_graph(script: Script, node: ast.AST, known: set[str] | frozenset[str]) -
     if isinstance(made, ast.Call) and last_name(made.func) == "detach":
         return False  # `loss = loss.detach()` came in between
     return is_tensor(script, node, known) and not names_in(node) & WITHOUT_GRAPH
-
-
-# Evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,9 +370,6 @@ def _turns_off(script: Script, node: ast.expr) -> bool:
     return name in NO_GRAD or last_name(called) in {"no_grad", "inference_mode", "set_grad_enabled"}
 
 
-# Common patterns
-
-
 def accumulation(script: Script, part: StepPart) -> tuple[ast.If, ast.expr, ast.expr] | None:
     """Return the `if` that lets the optimizer step every n-th time, the counter and the n.
 
@@ -455,8 +439,6 @@ def divides_by(node: ast.AST, number: ast.expr) -> bool:
                 return True
     return False
 
-
-# Data sets
 
 MAP = "torch.utils.data.Dataset"
 ITERABLE = "torch.utils.data.IterableDataset"

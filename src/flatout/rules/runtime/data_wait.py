@@ -2,7 +2,7 @@
 
 from flatout.analysis.feeding import (
     cores_of,
-    fetch_per_step_ms,
+    loading,
     useful_workers,
     worker_facts,
     workers_now,
@@ -99,7 +99,7 @@ def _workers_cost_more(profile: Profile, made_ms: float) -> bool:
 
 def _next(profile: Profile, cores: int, useful: int) -> str:
     tune = "flatout tune --only loader_workers"
-    workers, made_ms = workers_now(profile), fetch_per_step_ms(profile, cores)
+    workers, made_ms = workers_now(profile), loading(profile, cores).total_ms
     if workers and _workers_cost_more(profile, made_ms):
         command = f"{tune} train.py"
         return words("finding.data_wait.next_none", made=format_ms(made_ms), command=command)

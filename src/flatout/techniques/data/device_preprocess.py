@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.agent.training_device import batch_device
-from flatout.analysis.feeding import MIN_WAIT_SHARE, fed_change_ms, fetch_per_step_ms
+from flatout.analysis.feeding import MIN_WAIT_SHARE, fed_change_ms, loading
 from flatout.data.proof import aliases
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
@@ -75,7 +75,7 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take the scaling and three quarters of the transport off what the workers do."""
         loaded_bytes = sum(x.batch_bytes for x in profile.training_loaders)
-        work_ms = fetch_per_step_ms(profile, machine.usable_cores)
+        work_ms = loading(profile, machine.usable_cores).total_ms
         saved_ms = SAVED_MS_PER_MB * loaded_bytes / 1e6 * profile.batches_per_step
         saved_share = min(saved_ms / work_ms, MOST_SAVED) if work_ms else 0.0
         return Effect(

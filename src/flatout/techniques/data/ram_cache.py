@@ -18,7 +18,7 @@ from typing import Any, ClassVar, final
 from weakref import WeakSet
 
 from flatout.agent.worker_start import start_method
-from flatout.analysis.feeding import MIN_WAIT_SHARE, fed_change_ms, fetch_per_step_ms, share_of
+from flatout.analysis.feeding import MIN_WAIT_SHARE, fed_change_ms, loading, share_of
 from flatout.analysis.journey import DECODED
 from flatout.data.caching import (
     NO_WAY,
@@ -114,7 +114,7 @@ For a data set that gives the same sample each time:
         """Take the making of the kept samples away and put their copying in its place."""
         cores = machine.usable_cores
         kept = kept_share(profile.training_loaders, self.memory_share * machine.memory_bytes)
-        made_ms = fetch_per_step_ms(profile, cores)
+        made_ms = loading(profile, cores).total_ms
         copied_mb = sum(x.batch_bytes for x in profile.training_loaders) / 1e6
         share, what = 1.0, "the samples"
         if profile.pipeline is not None and profile.pipeline.is_repeated is False:

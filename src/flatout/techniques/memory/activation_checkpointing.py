@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 from flatout.analysis.stream_changes import (
     activation_size,
     checkpointed,
-    has_blocks,
     is_expensive,
     recomputed,
     regions_of,
-    selectively_checkpointed,
 )
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
@@ -105,7 +103,7 @@ Where the model calls its blocks (mode "$mode"):
             (
                 "selective",
                 "all but the results of products is made again: traffic, hardly any FLOPs",
-                selectively_checkpointed,
+                functools.partial(checkpointed, keeps=is_expensive),
                 functools.partial(recompute_cost, keeps_expensive=True),
             ),
             (
@@ -127,7 +125,7 @@ Where the model calls its blocks (mode "$mode"):
                 why=why,
                 change=change,
                 cost=cost,
-                helps=lambda stream, _: has_blocks(stream),
+                helps=lambda stream, _: bool(regions_of(stream)),
                 group="activations",
             )
             for mode, why, change, cost in models

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from flatout.analysis.stream_changes import checkpointed, has_blocks, recomputed
+from flatout.analysis.stream_changes import checkpointed, recomputed, regions_of
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_stream import MemoryStream
@@ -74,7 +74,7 @@ Around the forward pass; this moves small tensors and parameters too:
                 why="activations wait in the host's memory; the link is the limit",
                 change=checkpointed,
                 cost=offload_cost,
-                helps=lambda stream, _: has_blocks(stream),
+                helps=lambda stream, _: bool(regions_of(stream)),
                 group="activations",
                 is_traceable=False,  # copies free memory when they are over
             )

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.agent.switching import OptimizerGroups
-from flatout.analysis.stream_changes import has_optimizer_temporaries, without_optimizer_temporaries
+from flatout.analysis.stream_changes import without_optimizer_temporaries
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -61,7 +61,9 @@ Where the optimizer is made:
             MemoryOption(
                 why="the update makes no temporaries",
                 change=without_optimizer_temporaries,
-                helps=lambda stream, _: has_optimizer_temporaries(stream),
+                helps=lambda stream, _: (
+                    without_optimizer_temporaries(stream).alive() != stream.alive()
+                ),
                 group="update",
             )
         ]

@@ -13,7 +13,8 @@ from typing import Any
 
 from flatout.analysis.feeding import workers_now
 from flatout.analysis.journey import pipeline_of
-from flatout.analysis.regime import flops_of_step, held_to_phases, loaders_per_s, main_dtype
+from flatout.analysis.regime import held_to_phases, loaders_per_s, main_dtype
+from flatout.analysis.steps import medians_by_step
 from flatout.hardware.peaks import Peaks, PeaksOf, forget_peaks, read_peaks
 from flatout.launch.trial_process import scratch_root
 from flatout.records import catalogue
@@ -236,7 +237,7 @@ def _flops(seen: Mapping[str, Any] | None, missing: dict[str, str]) -> Mapping[s
         return {}
     if seen["uncounted"]:
         missing["flops_per_step"] = words("note.not_counted", names=tuple(seen["uncounted"]))
-    flops = flops_of_step(seen["segments"])
+    flops = medians_by_step(seen["segments"], "by_dtype")
     if not any(flops.values()):
         missing["flops_per_step"] = words("note.no_products")
     return flops

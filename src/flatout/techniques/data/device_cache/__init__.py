@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from flatout.agent.nested import map_leaves
 from flatout.agent.training_device import batch_device
-from flatout.analysis.feeding import MIN_WAIT_SHARE, fetch_per_step_ms
+from flatout.analysis.feeding import MIN_WAIT_SHARE, loading
 from flatout.data.caching import free_memory_bytes, local_ranks
 from flatout.data.proof import aliases
 from flatout.data.proof.changes import ChangeWatch
@@ -323,7 +323,7 @@ def making_s(profile: Profile, machine: Machine) -> float:
     loaders = profile.training_loaders
     if all(loader.dataset == IN_MEMORY for loader in loaders):
         return set_bytes(profile) / COPIED_BYTES_PER_S
-    step_ms = fetch_per_step_ms(profile, machine.usable_cores)
+    step_ms = loading(profile, machine.usable_cores).total_ms
     per_step = profile.samples_per_step_per_rank or sum(
         loader.batch_size or 1 for loader in loaders
     )
