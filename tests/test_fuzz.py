@@ -80,15 +80,20 @@ script = "train.py"
 ratio = 1.5
 """ % flatout.__version__.encode()
 PLAN = {
+    "target": "train.py",
     "device": "h100",
-    "allocated": {"bytes": 5},
-    "reserved": {"bytes": 6},
-    "components": {"workspace": {"bytes": 1}},
-    "fits": True,
+    "capacity_bytes": 7,
+    "batch": 1,
+    "allocated": {"bytes": 5, "source": "traced"},
+    "reserved": {"bytes": 6, "source": "traced"},
+    "used": {"bytes": 6, "source": "traced"},
+    "peak_phase": "backward",
+    "components": {"workspace": {"bytes": 1, "source": "traced"}},
     "ladder": [
         {
             "fits": True,
             "choices": ["microbatching chunks=8"],
+            "peak_bytes": 4,
             "saved_bytes": 3,
             "time_ratio": 1.0,
         }
@@ -247,7 +252,7 @@ def fuzz_check_cache(dice, folder):
     answer = {"findings": [FINDING], "notes": ["a"], "not_analysable": ""}
     (folder / "check.json").write_bytes(json_input({"key": answer}, dice))
     known = checking._remembered(folder / "check.json")
-    sound = {key: one for key, one in known.items() if checking._is_answer(one)}
+    sound = {key: found for key, one in known.items() if (found := checking._recalled(one))}
     for key in sound:
         checking._checked(checking._File(Path("a.py"), key=key), sound, ["SYN10"])
 

@@ -24,8 +24,9 @@ from flatout.records.statistics import student_quantile
 from flatout.records.trial import Workload
 from flatout.records.units import format_duration, format_share
 from flatout.reporting.tuning.staged import training_s
-from flatout.workflow.demo import demo, make_job
+from flatout.workflow.demo import make_job
 from flatout.workflow.recipe_files import write_recipe
+from flatout.workflow.tune import TuneOptions, tune
 
 THEME = "whole_training"
 MOST_OFF = 0.10
@@ -68,7 +69,8 @@ def tuned(bench: Bench, parts: Path) -> Ablation:
         return ablation_from_json(json.loads(kept.read_text(encoding="utf-8")))
     for path in parts.glob("*.json"):
         path.unlink()  # trainings of a tuning that is gone
-    ablation = demo(bench.work, bench.budget_s, bench.tell)
+    options = TuneOptions(out=bench.work, budget_s=bench.budget_s, accepts_load=True)
+    ablation = tune(make_job(bench.work), options, bench.tell)
     if not ablation.recipe.choices:
         raise TrialFailedError("the tuning kept nothing: there is no recipe to train with")
     if None in foretold(ablation).values():

@@ -20,20 +20,7 @@ _LAZY = {
 }
 """Where each public name is. Imported when asked for: training scripts import flatout too, and
 must not load the command line's modules."""
-__all__ = [
-    "Task",
-    "__version__",
-    "apply",
-    "check",
-    "compare",
-    "lightning_callback",
-    "measure",
-    "plan",
-    "run",
-    "step",
-    "transformers_callback",
-    "tune",
-]
+__all__ = ["__version__", "step", *_LAZY]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.launch.workloads import parse_workload, words_of
+from flatout.records import catalogue
 from flatout.records.ablation import Ablation, Contrast
 from flatout.records.errors import UserError, unknown
 from flatout.records.finding import SourceCheck, SourceFinding
@@ -20,6 +21,7 @@ from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Trial, Workload
+from flatout.reporting.check import check_text
 from flatout.reporting.documents import read_json
 from flatout.reporting.plan import plan_html, render_plan
 from flatout.reporting.profile.html import profile_html
@@ -31,6 +33,7 @@ from flatout.reporting.terminal import (
 )
 from flatout.reporting.tuning.markdown import ablation_html
 from flatout.reporting.tuning.verdict import HERE, hand_changes
+from flatout.workflow.recipe_files import read_recipe, write_recipe
 
 Command = str | Sequence[str]
 """As typed after `python`: one string, split as a shell does, or its words."""
@@ -43,7 +46,7 @@ class Shown:
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """Return the report as the terminal shows it: what a prompt and a notebook print."""
+        """Return what a prompt and a notebook print."""
         return str(self).rstrip("\n")
 
     def _repr_html_(self) -> str:
@@ -71,7 +74,6 @@ class Measurement(Shown):
         return self.trial.profile
 
     def __str__(self) -> str:
-        """Return the report as the terminal shows it."""
         words = self.workload.command_line
         if self.trial.profile is None:
             return render_failure(self.trial, workload=words)
@@ -95,12 +97,9 @@ class Tuning(Shown):
         return self.ablation.recipe
 
     def __str__(self) -> str:
-        """Return the report as the terminal shows it."""
         return render_ablation(self.ablation)
 
     def _repr_html_(self) -> str:
-        from flatout.records import catalogue
-
         changes = hand_changes(self.ablation.recipe, catalogue.technique_class)
         return _framed(ablation_html(self.ablation, changes, place=HERE))
 
@@ -113,7 +112,6 @@ class MemoryPrediction(Shown):
     workload: str
 
     def __str__(self) -> str:
-        """Return the report as the terminal shows it."""
         return render_plan(self.plan, workload=self.workload)
 
     def _repr_html_(self) -> str:
@@ -132,9 +130,6 @@ class CheckedSource(Shown):
         return tuple(self.found.findings())
 
     def __str__(self) -> str:
-        """Return the report as the terminal shows it."""
-        from flatout.reporting.check import check_text
-
         return check_text(self.found)
 
 
@@ -157,7 +152,6 @@ class ComparedResults(Shown):
         return self.contrast.interval
 
     def __str__(self) -> str:
-        """Return the report as the terminal shows it."""
         return render_contrast(self.contrast, baseline=self.baseline, candidate=self.candidate)
 
 
@@ -212,16 +206,12 @@ def tune(  # noqa: PLR0913  one keyword for each thing a caller may choose
         UserError: if there is no such script, or an argument is not allowed.
         BaselineFailedError: if the unchanged script cannot be measured.
     """
-    from flatout.records import catalogue
     from flatout.tuning.history import history_path
     from flatout.workflow import tune as tuning
-    from flatout.workflow.recipe_files import write_recipe
 
     promises = [each.value for each in Numerics]
     if numerics not in promises:
         raise UserError(unknown("promise", numerics, promises))
-    for name in (*only, *skip):
-        catalogue.technique_class(name)
     options = tuning.TuneOptions(
         budget_s=budget_s,
         numerics=Numerics(numerics),
@@ -307,8 +297,6 @@ def _words(command: Command) -> list[str]:
 
 
 def _recipe(recipe: RecipeOrPath | None) -> Recipe:
-    from flatout.workflow.recipe_files import read_recipe
-
     if recipe is None:
         return Recipe()
     return recipe if isinstance(recipe, Recipe) else read_recipe(recipe)

@@ -8,6 +8,7 @@ import pytest
 from flatout.records.errors import UserError
 from flatout.workflow import demo
 from flatout.workflow.demo import make_job, scenarios
+from flatout.workflow.tune import TuneOptions, tune
 from tests.support.programs import ran
 
 
@@ -67,12 +68,11 @@ def test_photographs_that_cannot_be_made_say_why(tmp_path, few_images):
 
 
 @pytest.mark.slow
-def test_the_demo_gives_its_evidence(tmp_path):
-    said = []
+def test_the_job_s_tuning_gives_its_evidence(tmp_path):
+    options = TuneOptions(out=tmp_path, budget_s=40.0, accepts_load=True)
 
-    ablation = demo.demo(tmp_path, 40.0, said.append)
+    ablation = tune(make_job(tmp_path), options, lambda _: None)
 
-    assert said[0].trying == "making photographs"
     assert ablation.baseline.phases_ms["data_wait"] > 0
     assert ablation.workload == "train.py --data photographs --epochs 100"
     assert (tmp_path / "journal.jsonl").is_file()

@@ -12,8 +12,10 @@ from flatout.records.errors import UserError
 from flatout.records.messages import code_of
 from flatout.records.plan import NumberSource
 from flatout.records.recipe import Choice, Recipe
+from flatout.reporting.documents import write_json
 from flatout.workflow import plan as verb
 from flatout.workflow.plan import PlanOptions, ground_of, plan, traceable_choice
+from flatout.workflow.run import read_plan
 from tests.paths import ROOT
 from tests.support.toy import toy_stream
 from tests.techniques.facts import gpu, machine, profile
@@ -76,7 +78,7 @@ def test_a_batch_that_its_own_trace_takes_back_is_taken_back_in_every_line(monke
     assert "does not hold" in found.checked
 
 
-def test_what_does_not_fit_is_traced_with_the_techniques_that_exist():
+def test_what_does_not_fit_is_traced_with_the_techniques_that_exist(tmp_path):
     planned = plan(SUBJECT, (), PlanOptions(gpu="1500MiB", batch=256))
 
     rungs = {rung.choices: rung for rung in planned.plan.ladder}
@@ -86,6 +88,8 @@ def test_what_does_not_fit_is_traced_with_the_techniques_that_exist():
     assert not planned.plan.fits
     assert traced
     assert all(rung.saved_bytes > 0 for rung in traced)
+    write_json(planned.plan.to_json(), tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == planned.plan  # as `flatout run --plan` has it
 
 
 def test_a_task_s_data_is_read_for_its_shapes():

@@ -102,7 +102,7 @@ def test_a_compiled_script_is_seen_as_it_is_without(tmp_path, machine, made_up_p
 
 
 def test_ceilings_depend_on_the_stack(machine, made_up_peaks):
-    roofline(machine=machine, python=sys.executable)
+    roofline(machine=machine)
 
     assert {wanted.torch_version for wanted in made_up_peaks} == {machine.torch_version}
     assert [wanted.dtype for wanted in made_up_peaks] == ["float32", "bfloat16"]

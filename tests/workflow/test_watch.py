@@ -113,13 +113,11 @@ def test_a_killed_job_ends_the_watch_and_is_named_when_asked_for(folder):
 def test_a_job_that_ends_while_a_view_is_shown_is_told_of_in_the_last_one(folder):
     views = []
 
-    def show(view):
-        views.append(view)
-        job.kill()
-        job.wait(WAIT_S)
-
     with started("run", "--with", "recipe.toml", "train.py") as job:
-        watch(Path(job_that_trains().job.folder), show)
+        for view in watch(Path(job_that_trains().job.folder)):
+            views.append(view)
+            job.kill()
+            job.wait(WAIT_S)
 
     assert ["the job has ended" in view.notes for view in views] == [False, True]
 

@@ -18,10 +18,11 @@ INTERNAL_ERROR = 70
 """`EX_SOFTWARE` of sysexits.h."""
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
-UNDONE = frozenset({"measure", "plan", "roofline", "survey", "tune"})
-"""The commands that undo what the script wrote."""
-LOOKING = frozenset({"compare", "patch", "doctor", "techniques", "watch"})
-"""The commands that run no script and change nothing. The others are there to write."""
+LEAVES_FILES = frozenset(
+    {"measure", "plan", "roofline", "survey", "tune"}  # undo what the script wrote
+    | {"compare", "patch", "doctor", "techniques", "watch"}  # run no script and change nothing
+)
+"""The commands after which the user's files are as before. The others are there to write."""
 ASKED = re.compile(r"--lang[ =](\w+)")
 LOCALE = ("LC_ALL", "LC_MESSAGES", "LANG")
 """Where the locale's language is, the first that is set."""
@@ -93,7 +94,7 @@ def _of_files(arguments: Sequence[str]) -> list[str]:
     >>> _of_files(["tune", "train.py"]), _of_files(["run", "train.py"])
     (['your files are unchanged'], [])
     """
-    return ["your files are unchanged"] if set(arguments[:1]) & (UNDONE | LOOKING) else []
+    return ["your files are unchanged"] if set(arguments[:1]) & LEAVES_FILES else []
 
 
 def _refusal(error: click.ClickException | UserError) -> list[str]:

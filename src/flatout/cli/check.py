@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import json_option, language_option, names, show
-from flatout.records.finding import SourceCheck
+from flatout import __version__
+from flatout.cli import options as cli
 
 FORMATS = ("text", "json", "github", "sarif")
 
@@ -15,21 +15,18 @@ FORMATS = ("text", "json", "github", "sarif")
 @click.option("--fix", is_flag=True, help="Write the fixes after which the numbers are the same.")
 @click.option("--suggested", is_flag=True, help="With --fix: the others, too.")
 @click.option("--diff", is_flag=True, help="Show all fixes as a diff; write nothing.")
-@click.option("--select", default="", callback=names, help="Only these codes: DL02,MEM.")
-@click.option("--ignore", default="", callback=names, help="Not these codes: DL02,MEM.")
+@click.option("--select", default="", callback=cli.names, help="Only these codes: DL02,MEM.")
+@click.option("--ignore", default="", callback=cli.names, help="Not these codes: DL02,MEM.")
 @click.option(
     "--output",
-    "output",
     type=click.Choice(FORMATS),
     default="text",
     show_default=True,
     help="What is printed.",
 )
-@language_option
-@json_option
-@click.argument(
-    "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH..."
-)
+@cli.language_option
+@cli.json_option
+@click.argument("paths", nargs=-1, required=True, type=cli.PATH, metavar="PATH...")
 def command(  # noqa: PLR0913, PLR0917  one argument an option
     paths: tuple[Path, ...],
     fix: bool,
@@ -46,7 +43,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     PATH is a Python file or a folder. Nothing of it is imported or run.
     """
     from flatout.records.files import BYTES, STDOUT
-    from flatout.reporting.check import check_github, check_text
+    from flatout.reporting.check import check_github, check_sarif, check_text
     from flatout.reporting.documents import write_json
     from flatout.workflow import check as checking
 
@@ -64,16 +61,10 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     if diff:
         click.echo(checking.diff(found).encode(*BYTES), nl=False)
     elif output == "text":
-        show(check_text(found, language))
+        cli.show(check_text(found, language))
     elif output == "github":
-        show(check_github(found, language))
+        cli.show(check_github(found, language))
     else:
-        click.echo(json.dumps(_document(found, output), indent=2))
+        document = check_sarif(found, __version__) if output == "sarif" else found.to_json()
+        click.echo(json.dumps(document, indent=2))
     return found.exit_code
-
-
-def _document(found: SourceCheck, output: str) -> dict[str, object]:
-    from flatout import __version__
-    from flatout.reporting.check import check_sarif
-
-    return check_sarif(found, __version__) if output == "sarif" else found.to_json()

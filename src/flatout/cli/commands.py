@@ -1,4 +1,4 @@
-"""The group of commands. It knows their summaries, so that `--help` imports none of them.
+"""The group of commands. It reads their summaries in their files, so that `--help` imports none.
 
 Plain click: `flatout --help` has to start in less than 0.2 s. Typer builds on a private copy of
 click since 0.20-something, without a public way to a lazy group or to the parser's errors, and
@@ -6,32 +6,31 @@ brings pydantic along; it takes 1.5 times as long to import, too.
 """
 
 import importlib
+import re
+from pathlib import Path
 
 import click
 
 from flatout import __version__
 from flatout.records.errors import unknown
 
-SUMMARIES = {
-    "demo": "Make a starved training job from photographs, tune it, show the table.",
-    "doctor": "Check everything around a training that decides how fast it runs.",
-    "measure": "Show where the time and the memory of a training step go.",
-    "check": "Find what makes trainings slow, large or wrong in their source.",
-    "tune": "Try what would help, keep what measurably does, prove it.",
-    "survey": "Show what each known method does to speed and memory here.",
-    "run": "Train with a recipe: the real training, the unmodified script.",
-    "patch": "Write a recipe as a diff of the script.",
-    "plan": "Say whether a training step fits a GPU that you do not have.",
-    "roofline": "Show peak throughput, and how close each matrix product gets.",
-    "pack": "Put a data set into a fast, shuffled, resumable format.",
-    "container": "Write a Dockerfile with the stack that was measured.",
-    "watch": "Show a running job, the GPUs and the host, live.",
-    "compare": "Compare two results that --json wrote.",
-    "restore": "Put back what a killed trial had moved aside in a folder.",
-    "techniques": "List the techniques and what each may do to the numbers.",
-    "rules": "List the rules, or print the page of one.",
-}
-"""The commands in the order of first use; the file of each has the same name and summary."""
+FIRST = (
+    *("demo", "doctor", "measure", "check", "tune", "survey", "run", "patch", "plan", "roofline"),
+    *("pack", "container", "watch", "compare", "restore", "techniques", "rules"),
+)
+"""The commands in the order of first use; one that is not named here comes after them."""
+SUMMARY = re.compile(r'^@click\.command\("(\w+)".*?^    """([^"\n]*)', re.MULTILINE | re.DOTALL)
+"""Finds a command's name, and the first line of its help."""
+
+
+def _summaries() -> dict[str, str]:
+    """Return what each command does; the file of each has its name."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    found = dict(pair for file in files for pair in SUMMARY.findall(file.read_text("utf-8")))
+    return {name: found[name] for name in dict.fromkeys((*FIRST, *found))}
+
+
+SUMMARIES = _summaries()
 
 
 class Context(click.Context):

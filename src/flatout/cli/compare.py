@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import json_option, language_option, show, terminal_width
+from flatout.cli import options as cli
 from flatout.records.messages import messages
 
 
@@ -15,10 +15,10 @@ from flatout.records.messages import messages
     metavar="RATIO",
     help="Exit with code 1 when the ratio is below this; 0.95 lets 5 % pass.",
 )
-@json_option
-@language_option
-@click.argument("baseline", type=click.Path(path_type=Path))
-@click.argument("candidate", type=click.Path(path_type=Path))
+@cli.json_option
+@cli.language_option
+@click.argument("baseline", type=cli.PATH)
+@click.argument("candidate", type=cli.PATH)
 def command(
     baseline: Path,
     candidate: Path,
@@ -30,7 +30,7 @@ def command(
 
     BASELINE and CANDIDATE are both profiles (of measure) or both ablations (of tune).
     """
-    from flatout.reporting.documents import read_json, write_json
+    from flatout.reporting.documents import read_json
     from flatout.reporting.terminal import render_contrast
     from flatout.workflow.compare import compare
 
@@ -39,14 +39,12 @@ def command(
         contrast,
         baseline=str(baseline),
         candidate=str(candidate),
-        width=terminal_width(),
+        width=cli.terminal_width(),
         language=language,
     )
-    show(text)
-    if json_path:
-        write_json(contrast.to_json(), json_path)
+    cli.show_result(text, contrast.to_json(), json_path)
     if fail_below is None or contrast.ratio >= fail_below:
         return 0
     limits = {"ratio": f"{contrast.ratio:.3f}", "limit": f"{fail_below:g}"}
-    show(messages(language)("compare.below", **limits) + "\n", is_error=True)
+    cli.show(messages(language)("compare.below", **limits) + "\n", is_error=True)
     return 1

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import PATH, asked_language
+from flatout.cli import options as cli
 
 
 @click.command("container")
@@ -12,18 +12,18 @@ from flatout.cli.options import PATH, asked_language
     "--with",
     "--recipe",
     "recipe_path",
-    type=PATH,
+    type=cli.PATH,
     help="Train with this recipe; it has to lie below this folder.",
 )
-@click.option("--requirements", type=PATH, help="Install these packages of the script's own.")
+@click.option("--requirements", type=cli.PATH, help="Install these packages of the script's own.")
 @click.option(
     "--flatout",
     "source",
     metavar="SOURCE",
     help="With a recipe: install flatout from this wheel or clone below this folder, or address.",
 )
-@click.option("--out", type=PATH, help="Write to this file instead of the terminal.")
-@asked_language(expose_value=False)  # of help and errors: a Dockerfile has none
+@click.option("--out", type=cli.PATH, help="Write to this file instead of the terminal.")
+@cli.language_option
 @click.argument("script", default="train.py")
 def command(
     recipe_path: Path | None,
@@ -31,6 +31,7 @@ def command(
     source: str | None,
     out: Path | None,
     script: str,
+    language: str,  # of help and errors: a Dockerfile has none
 ) -> int:
     """Write a Dockerfile with the stack that was measured.
 

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import budget_option, language_option, out_option, show
+from flatout.cli import options as cli
 
 
 @click.command("demo")
 @click.argument("what", type=click.Choice(["photographs", "tiling"]), default="photographs")
-@out_option("flatout-demo", "Folder for script, photographs, reports and recipe.")
-@budget_option("6m")
+@cli.out_option("flatout-demo", "Folder for script, photographs, reports and recipe.")
+@cli.time_option("--budget", "budget_s", "6m", "Time: 90s, 6m, 1h.")
 @click.option(
     "--training",
     is_flag=True,
     help="Then a second part, as long: batch size and packed data, too, on top of the recipe.",
 )
 @click.option("--details", is_flag=True, help="Show every technique with its reasons.")
-@language_option
+@cli.language_option
 def command(
-    what: str, out: Path, budget: float, training: bool, details: bool, language: str
+    what: str, out: Path, budget_s: float, training: bool, details: bool, language: str
 ) -> int:
     """Make a starved training job from photographs, tune it, show the table.
 
@@ -48,22 +48,22 @@ def command(
     ensure_writable(out)
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    show(messages(language)("listing.demo", folder=out) + "\n", is_error=True)
+    cli.show(messages(language)("listing.demo", folder=out) + "\n", is_error=True)
     workload = make_job(out)
-    left_s = budget - (time.monotonic() - started)
+    left_s = budget_s - (time.monotonic() - started)
     # A demonstration on a busy machine still ends with its table, which then says so.
     options = TuneOptions(budget_s=left_s, out=out, accepts_load=True, history=history_path())
     form = ReportForm(details=details, article=Article(), language=language)
     code = tune_and_report(workload, options, form)
     if code or not training:
         return code
-    show(messages(language)("listing.demo_training") + "\n", is_error=True)
+    cli.show(messages(language)("listing.demo_training") + "\n", is_error=True)
     first = ablation_from_json(read_json(out / "ablation.json"))
     tried = {row.choice.technique for row in first.rows}
     options = replace(
         options,
         out=out / "training",
-        budget_s=budget,
+        budget_s=budget_s,
         numerics=Numerics.TRAINING,
         skip=tuple(sorted(tried.difference(first.recipe.names))),
         pack=str(workload.folder / "photographs"),

@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -44,9 +44,7 @@ class ScriptCommand(click.Command):
     Options of flatout come before the script. What follows the script's name is never parsed.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["context_settings"] = {"allow_interspersed_args": False}
-        super().__init__(*args, **kwargs)
+    allow_interspersed_args = False
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, with `-m` where a script may be; `--` says that the rest is the script's."""
@@ -75,16 +73,11 @@ class ScriptCommand(click.Command):
             if at == 0 or name not in known or _may_take(words, name):
                 continue
             size = 1 + (self._takes_next(word) and at + 1 < len(words))
-            line = [
-                ctx.command_path,
-                *own,
-                *words[at : at + size],
-                *words[:at],
-                *words[at + size :],
-            ]
+            moved, left = words[at : at + size], [*words[:at], *words[at + size :]]
+            line = shlex.join([*own, *moved, *left])
             raise UserError(
                 f"{name} is flatout's, and what follows the script goes to the script, which has "
-                f"no such option; write: {' '.join(line[:1])} {shlex.join(line[1:])} (if the "
+                f"no such option; write: {ctx.command_path} {line} (if the "
                 f"script does take {name}, put -- before the script)"
             )
 
@@ -109,9 +102,8 @@ def _may_take(words: Sequence[str], name: str) -> bool:
     source = "\n".join(
         text.decode("utf-8", "replace") for path, text in files if path.suffix in PYTHON
     )
-    return name.strip("-").replace("-", "_") in source.replace("-", "_") or bool(
-        ANY_OPTIONS.search(source)
-    )
+    is_there = name.strip("-").replace("-", "_") in source.replace("-", "_")
+    return is_there or ANY_OPTIONS.search(source) is not None
 
 
 def seconds(_context: click.Context, _option: click.Parameter, text: str) -> float:
@@ -135,29 +127,41 @@ def script(command: Callable[..., int]) -> Callable[..., int]:
     return add_target(add_arguments(command))
 
 
-def _note_json(context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
-    """Remember that standard output is the JSON's: `show` writes to stderr then."""
-    context.meta[JSON_ON_STDOUT] = path == STDOUT
+def _writable(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written: better now than after the measurement."""
+    if path is not None:
+        from flatout.reporting.documents import ensure_file_writable
+
+        ensure_file_writable(path)
     return path
 
 
-json_option = click.option(
-    "--json",
-    "json_path",
-    type=PATH,
-    callback=_note_json,
-    help="Write the result as JSON to this file too; - is standard output, without the report.",
-)
+def json_file(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """Remember where standard output is the JSON's: `show` leaves the report out then."""
+    context.meta[JSON_ON_STDOUT] = path == STDOUT
+    return _writable(context, option, path)
 
 
-def file_option(flag: str, help_text: str, name: str = "") -> Decorator:
+def file_option(flag: str, help_text: str, name: str = "", **more: Any) -> Decorator:
     """Return the option for a file; its argument ends in `_path` if it has no other name."""
-    return click.option(flag, name or f"{flag[2:]}_path", type=PATH, help=help_text)
+    return click.option(flag, name or f"{flag[2:]}_path", type=PATH, help=help_text, **more)
+
+
+def output_option(flag: str, help_text: str, name: str = "") -> Decorator:
+    """Return the option for a file that is written; one that cannot be is refused at once."""
+    return file_option(flag, help_text, name, callback=_writable)
 
 
 def recipe_option(help_text: str) -> Decorator:
     """Return the option for the recipe to run a script with."""
     return file_option("--with", help_text, "recipe_path")
+
+
+json_option = file_option(
+    "--json",
+    "Write the result as JSON to this file too; - is standard output, without the report.",
+    callback=json_file,
+)
 
 
 def out_option(default: str, help_text: str) -> Decorator:
@@ -167,38 +171,27 @@ def out_option(default: str, help_text: str) -> Decorator:
     )
 
 
-def budget_option(default: str) -> Decorator:
-    """Return the option for the time of a command that tries as much as there is time for."""
-    return _time_option("--budget", default, f"Time: 90s, {default}, 1h.")
-
-
-def limit_option(what: str) -> Decorator:
-    """Return the option for the time that a command may take; its argument is `limit_s`."""
-    return _time_option("--limit", "5m", f"Time for {what}: 90s, 10m, 1h.", "limit_s")
-
-
-def _time_option(flag: str, default: str, help_text: str, *names: str) -> Decorator:
+def time_option(flag: str, name: str, default: str, help_text: str) -> Decorator:
+    """Return the option for a time, such as 90s, 10m or 1h, which is given in seconds."""
     return click.option(
-        flag, *names, default=default, callback=seconds, show_default=True, help=help_text
+        flag, name, default=default, callback=seconds, show_default=True, help=help_text
     )
 
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only the result.")
-
-
-def asked_language(*, expose_value: bool) -> Decorator:
-    """Return the option for the language; without a value only errors and help have it."""
-    return click.option(
-        "--lang",
-        "language",
-        type=click.Choice(LANGUAGES),
-        default=reader_language,
-        expose_value=expose_value,
-        help="Language of what is said; else the locale's, if it is one of these.",
-    )
-
-
-language_option = asked_language(expose_value=True)
+language_option = click.option(
+    "--lang",
+    "language",
+    type=click.Choice(LANGUAGES),
+    default=reader_language,
+    help="Language of what is said; else the locale's, if it is one of these.",
+)
+load_option = click.option(
+    "--accept-load",
+    "accepts_load",
+    is_flag=True,
+    help="Go on while others keep the machine busy.",
+)
 
 
 def show(text: str, *, is_error: bool = False) -> None:
@@ -216,6 +209,15 @@ def show(text: str, *, is_error: bool = False) -> None:
         _show_in_colour(text, is_error=is_error)
         return
     click.echo(text, nl=False, err=is_error)
+
+
+def show_result(text: str, document: Mapping[str, Any], json_path: Path | None) -> None:
+    """Show a report, and write its document where `--json` asks for it."""
+    from flatout.reporting.documents import write_json
+
+    show(text)  # first: should the disk be full, nothing is lost
+    if json_path:
+        write_json(document, json_path)
 
 
 def _show_in_colour(text: str, *, is_error: bool) -> None:

@@ -4,31 +4,33 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from flatout.cli.options import json_option, language_option, show, terminal_width
+from flatout.cli import INTERRUPTED
+from flatout.cli import options as cli
 from flatout.records.live import Progress, Tell
-from flatout.records.messages import ENGLISH, Messages, messages, words
+from flatout.records.messages import Messages, messages, words
 from flatout.records.units import format_duration
 from flatout.reporting.blocks import safe
 
 ENCODINGS = ("original", "raw", "jpeg", "qoi", "zstd", "tokens")
 LINE_S = 5.0
 """Between two lines of progress where the output is no terminal."""
-INTERRUPTED = 130
 DIFFERENT = 1
 
 
 @click.command("pack")
 @click.argument("source", metavar="SRC", required=False)
-@click.argument("destination", metavar="DST", type=click.Path(path_type=Path), required=False)
+@click.argument("destination", metavar="DST", type=cli.PATH, required=False)
 @click.option(
     "--encode",
     type=click.Choice(ENCODINGS),
@@ -66,7 +68,7 @@ DIFFERENT = 1
     "--check",
     "store",
     metavar="STORE",
-    type=click.Path(path_type=Path),
+    type=cli.PATH,
     help="Compare a packed store with its own checksums; needs no source, packs nothing.",
 )
 @click.option(
@@ -84,8 +86,8 @@ DIFFERENT = 1
     is_flag=True,
     help="Copy SRC's files as they are into DST, in shuffled order: a folder like SRC, no store.",
 )
-@json_option
-@language_option
+@cli.json_option
+@cli.language_option
 def command(  # noqa: PLR0913, PLR0917  one parameter per option
     source: str | None,
     destination: Path | None,
@@ -114,24 +116,40 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
     from flatout.data.format import Encoding
     from flatout.data.writer import PackOptions
     from flatout.hardware.limits import usable_cores
-    from flatout.reporting.documents import write_json
-    from flatout.reporting.pack import render_pack
-    from flatout.workflow.pack import pack
+    from flatout.reporting import pack as reports
+    from flatout.workflow import pack as packing
+    from flatout.workflow.image_formats import compare_formats
 
+    num_workers = workers or usable_cores()
+    follow = partial(_followed, json_path=json_path, language=language)
     if store:
-        _check_alone(source)
-        return check(store, workers or usable_cores(), json_path, language)
+        if source:
+            raise click.UsageError(
+                f"--check looks at a store and packs nothing; leave {source} away"
+            )
+        return follow(
+            lambda tell: packing.check(store, workers=num_workers, tell=tell),
+            reports.render_check,
+            stopped="pack.check_stopped",
+        )
     if formats:
         if not source or destination:
             raise click.UsageError("--formats takes SRC alone: the images to look at")
-        return compare_formats(source, images_per_s, json_path, language)
+        found = compare_formats(source, images_per_s).to_json()
+        text = reports.render_formats(found, width=cli.terminal_width(), language=language)
+        cli.show_result(text, found, json_path)
+        return 0
     if images_per_s:
         raise click.UsageError("--images-per-s goes with --formats")
     if not source or not destination:
         raise click.UsageError("SRC and DST are needed: what to pack, and where to")
     if files:
-        is_alone = encode == "original" and not (short_side or tokenizer or keep_order or verify)
-        return copy_files(source, destination, seed, is_alone, json_path, language)
+        if encode != "original" or short_side or tokenizer or keep_order or verify:
+            raise click.UsageError("--files copies files as they are; --seed alone goes with it")
+        return follow(
+            lambda tell: packing.shuffle_files(source, destination, seed=seed, tell=tell),
+            reports.render_files,
+        )
     if short_side and encode in ("original", "tokens"):
         raise click.UsageError(f"--short-side needs --encode raw, jpeg, qoi or zstd, not {encode}")
     options = PackOptions(
@@ -140,85 +158,32 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
         ),
         seed=seed,
         is_shuffled=not keep_order,
-        workers=workers or usable_cores(),
+        workers=num_workers,
         on_bad=on_bad,
     )
-    try:
-        with progress(language) as tell, heeding_ctrl_c(tell) as heeding:
-            packed = pack(source, destination, options, heeding, verify=verify).to_json()
-    except KeyboardInterrupt:
-        show(messages(language)("pack.stopped") + "\n", is_error=True)
-        return INTERRUPTED
-    show(render_pack(packed, width=terminal_width(), language=language))
-    if json_path:
-        write_json(packed, json_path)
-    is_different = packed["verification"] and packed["verification"]["num_problems"]
-    return DIFFERENT if is_different else 0
+    return follow(
+        lambda tell: packing.pack(source, destination, options, tell, verify=verify),
+        reports.render_pack,
+    )
 
 
-def _check_alone(source: str | None) -> None:
-    if source:
-        raise click.UsageError(f"--check looks at a store and packs nothing; leave {source} away")
-
-
-def compare_formats(
-    source: str, images_per_s: float | None, json_path: Path | None, language: str = ENGLISH
-) -> int:
-    """Show what the images of a source cost in each format."""
-    from flatout.reporting.documents import write_json
-    from flatout.reporting.pack import render_formats
-    from flatout.workflow import image_formats
-
-    found = image_formats.compare_formats(source, images_per_s).to_json()
-    show(render_formats(found, width=terminal_width(), language=language))
-    if json_path:
-        write_json(found, json_path)
-    return 0
-
-
-def copy_files(
-    source: str,
-    destination: Path,
-    seed: int,
-    is_alone: bool,
+def _followed(
+    work: Callable[[Tell], Any],
+    render: Callable[..., str],
     json_path: Path | None,
-    language: str = ENGLISH,
+    language: str,
+    stopped: str = "pack.stopped",
 ) -> int:
-    """Copy a folder of files in shuffled order, and show what was counted of it."""
-    from flatout.reporting.documents import write_json
-    from flatout.reporting.pack import render_files
-    from flatout.workflow.pack import shuffle_files
-
-    if not is_alone:
-        raise click.UsageError("--files copies files as they are; --seed alone goes with it")
+    """Do some work with its progress shown, show what came of it, and return the exit code."""
     try:
         with progress(language) as tell, heeding_ctrl_c(tell) as heeding:
-            found = shuffle_files(source, destination, seed=seed, tell=heeding).to_json()
+            found = work(heeding).to_json()
     except KeyboardInterrupt:
-        show(messages(language)("pack.stopped") + "\n", is_error=True)
+        cli.show(messages(language)(stopped) + "\n", is_error=True)
         return INTERRUPTED
-    show(render_files(found, width=terminal_width(), language=language))
-    if json_path:
-        write_json(found, json_path)
-    return 0
-
-
-def check(store: Path, workers: int, json_path: Path | None, language: str = ENGLISH) -> int:
-    """Look whether a store is what was written, and say so."""
-    from flatout.reporting.documents import write_json
-    from flatout.reporting.pack import render_check
-    from flatout.workflow.pack import check as checked
-
-    try:
-        with progress(language) as tell, heeding_ctrl_c(tell) as heeding:
-            found = checked(store, workers=workers, tell=heeding).to_json()
-    except KeyboardInterrupt:
-        show(messages(language)("pack.check_stopped") + "\n", is_error=True)
-        return INTERRUPTED
-    show(render_check(found, width=terminal_width(), language=language))
-    if json_path:
-        write_json(found, json_path)
-    return 0 if found["is_sound"] else DIFFERENT
+    cli.show_result(render(found, width=cli.terminal_width(), language=language), found, json_path)
+    compared = found.get("verification") or found
+    return DIFFERENT if compared.get("num_problems") else 0
 
 
 @contextmanager
@@ -256,7 +221,7 @@ def progress(language: str) -> Iterator[Tell]:
     """Give the function that is told: a live bar on a terminal, a line now and then elsewhere."""
     say = messages(language)
     if not sys.stderr.isatty():
-        yield _Lines(say).tell
+        yield _lines(say)
         return
     columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
     with Bar(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
@@ -276,22 +241,17 @@ def _with_time_left(now: Progress, say: Messages) -> str:
     return safe(say.text((now.trying, left)), say)
 
 
-class _Lines:
-    """Lines of progress, not more often than a log can bear; events are all written."""
+def _lines(say: Messages) -> Tell:
+    """Return what writes every event, and other progress not more often than a log can bear."""
+    said_at = time.monotonic()
 
-    def __init__(self, say: Messages) -> None:
-        self.say = say
-        self.said_at = time.monotonic()
+    def tell(now: Progress) -> None:
+        nonlocal said_at
+        if not now.event:
+            if time.monotonic() - said_at < LINE_S:
+                return
+            said_at = time.monotonic()
+        text = safe(say.text(now.event), say) if now.event else _with_time_left(now, say)
+        cli.show(f"[{format_duration(now.elapsed_s)}] {text}\n", is_error=True)
 
-    def tell(self, now: Progress) -> None:
-        if now.event:
-            self.write(now, safe(self.say.text(now.event), self.say))
-            return
-        if time.monotonic() - self.said_at < LINE_S:
-            return
-        self.said_at = time.monotonic()
-        self.write(now, _with_time_left(now, self.say))
-
-    def write(self, now: Progress, text: str) -> None:
-        """Write a line with the time that has gone by."""
-        show(f"[{format_duration(now.elapsed_s)}] {text}\n", is_error=True)
+    return tell

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import language_option, show
+from flatout.cli import options as cli
 
 
 @click.command("patch")
-@language_option
-@click.argument("recipe", type=click.Path(path_type=Path))
-@click.argument("script", type=click.Path(path_type=Path))
+@cli.language_option
+@click.argument("recipe", type=cli.PATH)
+@click.argument("script", type=cli.PATH)
 def command(recipe: Path, script: Path, language: str) -> int:
     """Write a recipe as a diff of the script.
 
@@ -34,7 +34,7 @@ def command(recipe: Path, script: Path, language: str) -> int:
         names = ", ".join(made.left_out)
         command = f"flatout run --with {recipe} {script}"
         said = say("listing.left_out", names=names, command=command)
-        show(f"flatout: {said}\n", is_error=True)
+        cli.show(f"flatout: {said}\n", is_error=True)
     # A diff cannot say what takes more than one place, such as the launch of several ranks.
     by_hand = [
         replace(choice, settings={**kind().settings(), **choice.settings})
@@ -44,5 +44,5 @@ def command(recipe: Path, script: Path, language: str) -> int:
     ]
     for change in hand_changes(Recipe(choices=tuple(by_hand)), technique_class, language):
         title = say("listing.by_hand", technique=change.label)
-        show("\n".join([title, *change.lines, ""]), is_error=True)
+        cli.show("\n".join([title, *change.lines, ""]), is_error=True)
     return 0 if made.written or not made.left_out else 1

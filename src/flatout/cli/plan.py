@@ -2,24 +2,16 @@
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
-from flatout.cli.options import (
-    ScriptCommand,
-    file_option,
-    json_option,
-    language_option,
-    recipe_option,
-    script,
-    show,
-    terminal_width,
-)
+from flatout.cli import options as cli
 
 SCHEMA = "flatout.plan/1"
 
 
-@click.command("plan", cls=ScriptCommand)
+@click.command("plan", cls=cli.ScriptCommand)
 @click.option(
     "--gpu",
     help="The GPU to plan for: h200, h100, a100-80, a100-40, l40s, l4, a10g, t4, rtx4090, "
@@ -29,30 +21,26 @@ SCHEMA = "flatout.plan/1"
 @click.option("--fit", is_flag=True, help="Find the largest batch that fits.")
 @click.option("--gpus", type=int, default=1, show_default=True, help="GPUs of each host.")
 @click.option("--hosts", type=int, default=1, show_default=True, help="Hosts that train together.")
-@file_option(
+@cli.file_option(
     "--profile",
     "A profile of this training on one GPU, to calibrate the times of ways to spread it; "
     "'flatout measure --json' writes one.",
 )
-@file_option(
+@cli.file_option(
     "--links",
     "Bandwidth between the ranks of this host: read from here, or measured and written where "
     "there is no such file.",
 )
-@recipe_option("Plan with this recipe instead of the script as it is.")
-@json_option
-@language_option
-@file_option("--html", "Write the report as one HTML file too.")
-@file_option("--snapshot", "Write the predicted run for torch's memory viewer (pickle).")
-@script
-def command(  # noqa: PLR0913, PLR0917  one argument an option
+@cli.recipe_option("Plan with this recipe instead of the script as it is.")
+@cli.json_option
+@cli.language_option
+@cli.output_option("--html", "Write the report as one HTML file too.")
+@cli.output_option("--snapshot", "Write the predicted run for torch's memory viewer (pickle).")
+@cli.script
+def command(  # noqa: PLR0913  one argument an option
     target: str,
     arguments: tuple[str, ...],
-    gpu: str | None,
-    batch: int | None,
-    fit: bool,
-    gpus: int,
-    hosts: int,
+    *,
     profile_path: Path | None,
     links_path: Path | None,
     recipe_path: Path | None,
@@ -60,6 +48,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     language: str,
     html_path: Path | None,
     snapshot_path: Path | None,
+    **asked: Any,  # fields of PlanOptions
 ) -> int:
     """Say whether a training step fits a GPU that you do not have.
 
@@ -72,7 +61,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     from flatout.records.messages import messages
     from flatout.records.recipe import Recipe
     from flatout.records.secrets import hide_in_words
-    from flatout.reporting.documents import ensure_file_writable, write_json, write_text
+    from flatout.reporting.documents import write_text
     from flatout.reporting.plan import plan_html, render_plan
     from flatout.workflow.plan import PlanOptions, plan, read_links, read_profile
     from flatout.workflow.recipe_files import read_recipe
@@ -80,29 +69,20 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     def tell(what: str) -> None:
         click.echo(f"flatout: {messages(language).text(what)}", err=True)
 
-    recipe = read_recipe(recipe_path) if recipe_path else Recipe()
     options = PlanOptions(
-        gpu=gpu,
-        batch=batch,
-        fit=fit,
-        gpus=gpus,
-        hosts=hosts,
-        recipe=recipe,
+        **asked,
+        recipe=read_recipe(recipe_path) if recipe_path else Recipe(),
         profile=read_profile(profile_path) if profile_path else None,
-        links=read_links(links_path, gpus, tell) if links_path else None,
+        links=read_links(links_path, asked["gpus"], tell) if links_path else None,
     )
-    for path in filter(None, (json_path, html_path, snapshot_path)):
-        ensure_file_writable(path)
     planned = plan(target, arguments, options, tell)
     words = shlex.join([target, *hide_in_words(arguments)])
-    found, chosen = planned.plan, gpu or ""
-    width = terminal_width()
-    show(render_plan(found, workload=words, gpu=chosen, width=width, language=language))
-    if json_path:
-        write_json({"schema": SCHEMA} | found.to_json(), json_path)
+    found = planned.plan
+    report = {"workload": words, "gpu": options.gpu or "", "language": language}
+    text = render_plan(found, width=cli.terminal_width(), **report)
+    cli.show_result(text, {"schema": SCHEMA} | found.to_json(), json_path)
     if html_path:
-        page = plan_html(found, workload=words, gpu=chosen, language=language)
-        write_text(page, html_path)
+        write_text(plan_html(found, **report), html_path)
     if snapshot_path:
         planned.write_snapshot(snapshot_path)
     if found.advice is not None:

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import language_option, show
+from flatout.cli import options as cli
 
 
 @click.command("restore")
 @click.option(
     "--was",
-    type=click.Path(path_type=Path),
+    type=cli.PATH,
     metavar="PATH",
     help="What FOLDER was called in the trial, as in a container.",
 )
-@language_option
+@cli.language_option
 @click.argument(
     "folder",
     default=".",
@@ -32,8 +32,8 @@ def command(folder: Path, was: Path | None, language: str) -> int:
     say = messages(language)
     undone, num_used = restore(folder, was)
     for line in undone.differences:
-        show(f"{say.text(line)}\n")
+        cli.show(f"{say.text(line)}\n")
     if num_used:
-        show(say("listing.still_runs", n=num_used) + "\n")
-    show(say("listing.restored", n=undone.num_entries, folder=folder) + "\n")
+        cli.show(say("listing.still_runs", n=num_used) + "\n")
+    cli.show(say("listing.restored", n=undone.num_entries, folder=folder) + "\n")
     return int(bool(undone.failed))

@@ -1,30 +1,20 @@
 """The command `roofline`."""
 
-import sys
 from pathlib import Path
 
 import click
 
-from flatout.cli.options import (
-    ScriptCommand,
-    file_option,
-    json_option,
-    language_option,
-    limit_option,
-    recipe_option,
-    show,
-    terminal_width,
-)
+from flatout.cli import options as cli
 from flatout.records.recipe import Recipe
 
 
-@click.command("roofline", cls=ScriptCommand)
-@json_option
-@language_option
-@file_option("--svg", "Write the plot as SVG to this file.")
-@file_option("--markdown", "Write the report as Markdown too.")
-@limit_option("everything together")
-@recipe_option("Look at the script with this recipe instead of as it is.")
+@click.command("roofline", cls=cli.ScriptCommand)
+@cli.json_option
+@cli.language_option
+@cli.output_option("--svg", "Write the plot as SVG to this file.")
+@cli.output_option("--markdown", "Write the report as Markdown too.")
+@cli.time_option("--limit", "limit_s", "5m", "Time for everything together: 90s, 10m, 1h.")
+@cli.recipe_option("Look at the script with this recipe instead of as it is.")
 @click.argument("target", metavar="[SCRIPT", required=False)
 @click.argument("arguments", metavar="ARGUMENTS...]", nargs=-1, type=click.UNPROCESSED)
 def command(  # noqa: PLR0913, PLR0917  one argument an option
@@ -44,7 +34,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     """
     from flatout.cli.measure import telling
     from flatout.launch.workloads import parse_workload
-    from flatout.reporting.documents import ensure_file_writable, write_json, write_text
+    from flatout.reporting.documents import write_text
     from flatout.reporting.roofline import roofline_markdown, roofline_svg
     from flatout.reporting.terminal import render_roofline
     from flatout.workflow.recipe_files import read_recipe
@@ -52,14 +42,10 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
 
     workload = parse_workload(target, arguments) if target else None
     recipe = read_recipe(recipe_path) if recipe_path else Recipe()
-    for path in (json_path, svg_path, markdown_path):
-        if path:
-            ensure_file_writable(path)
     with telling(language) as tell:
-        found = roofline(workload, recipe=recipe, limit_s=limit_s, python=sys.executable, tell=tell)
-    show(render_roofline(found, width=terminal_width(), language=language))
-    if json_path:
-        write_json(found.to_json(), json_path)
+        found = roofline(workload, recipe=recipe, limit_s=limit_s, tell=tell)
+    text = render_roofline(found, width=cli.terminal_width(), language=language)
+    cli.show_result(text, found.to_json(), json_path)
     if svg_path:
         write_text(roofline_svg(found, language), svg_path)
     if markdown_path:

@@ -2,11 +2,11 @@
 
 import click
 
-from flatout.cli.options import language_option, page, show
+from flatout.cli import options as cli
 
 
 @click.command("rules")
-@language_option
+@cli.language_option
 @click.argument("name", required=False, metavar="[CODE]")
 def command(language: str, name: str | None) -> int:
     """List the rules, or print the page of one.
@@ -22,11 +22,11 @@ def command(language: str, name: str | None) -> int:
     known = [*sorted(source.modules()), *rules.codes()]
     if name is None:
         for each in known:
-            title = page("rules", each).splitlines()[2].partition(": ")
-            show(f"{each:34}{messages(language).text(title[2] or title[0])}\n")
+            title = cli.page("rules", each).splitlines()[2].partition(": ")
+            cli.show(f"{each:34}{messages(language).text(title[2] or title[0])}\n")
         return 0
     wanted = by_code.get(name.upper(), name.lower())
     if wanted not in known:
         raise UserError(unknown("rule", name, [*by_code, *known]))
-    click.echo(page("rules", wanted), nl=False)
+    click.echo(cli.page("rules", wanted), nl=False)
     return 0

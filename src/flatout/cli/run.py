@@ -1,24 +1,20 @@
 """The command `run`."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from flatout.cli.options import (
-    ScriptCommand,
-    file_option,
-    language_option,
-    recipe_option,
-    script,
-    show,
-)
+from flatout.cli import options as cli
 from flatout.records.messages import messages
 
 
-@click.command("run", cls=ScriptCommand)
-@recipe_option("The recipe; 'flatout tune' writes one.")
-@file_option("--plan", "A plan to hold the second step against; 'flatout plan --json' writes one.")
+@click.command("run", cls=cli.ScriptCommand)
+@cli.recipe_option("The recipe; 'flatout tune' writes one.")
+@cli.file_option(
+    "--plan", "A plan to hold the second step against; 'flatout plan --json' writes one."
+)
 @click.option(
     "--on-oom",
     type=click.Choice(["stop", "adapt"]),
@@ -57,20 +53,20 @@ from flatout.records.messages import messages
     help="Hosts that train together, each with as many GPUs or ranks; start this on each.",
 )
 @click.option("--rendezvous", default="", help="HOST:PORT of the first host, which all reach.")
-@file_option("--slurm", "Write a batch script for sbatch instead of training.")
+@cli.output_option("--slurm", "Write a batch script for sbatch instead of training.")
 @click.option(
     "--ray",
     "on_ray",
     is_flag=True,
     help="Train on hosts of the Ray cluster that this machine is part of, or RAY_ADDRESS names.",
 )
-@file_option(
+@cli.output_option(
     "--record",
     "Write the loss over time and the metrics that the script prints; see 'compare'.",
     "record",
 )
-@language_option
-@script
+@cli.language_option
+@cli.script
 def command(  # noqa: PLR0913, PLR0917  one argument an option
     target: str,
     arguments: tuple[str, ...],
@@ -99,7 +95,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     from flatout.launch.workloads import parse_workload, words_of
     from flatout.records.errors import UserError
     from flatout.records.recipe import Recipe
-    from flatout.reporting.documents import ensure_file_writable, write_json
+    from flatout.reporting.documents import write_json
     from flatout.workflow.hosts import Hosts
     from flatout.workflow.recipe_files import read_recipe
     from flatout.workflow.run import (
@@ -130,8 +126,6 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         return _train_on_ray(target, hosts, {"GPU": gpus or 0, "CPU": spread or 0})
     others = Hosts(count=hosts, rendezvous=rendezvous)
     workload = parse_workload(target, arguments)
-    if record is not None:
-        ensure_file_writable(record)
     options = RunOptions(
         keep=(lambda found: write_json(found.to_json(), record)) if record else None,
         plan=read_plan(plan_path) if plan_path else None,
@@ -158,31 +152,22 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
 
 def _write_slurm(path: Path, target: str, *, hosts: int, gpus: int | None, language: str) -> int:
     """Write the batch script of this very command, as it was typed."""
-    import sys
-
-    from flatout.reporting.documents import ensure_file_writable, write_text
+    from flatout.reporting.documents import write_text
     from flatout.workflow.hosts import slurm_script
 
-    ensure_file_writable(path)
     words = without_options(sys.argv[1:], ("--slurm", "--hosts", "--rendezvous"), target)
     write_text(slurm_script(target, hosts, gpus, ["flatout", *words]), path)
-    show(messages(language)("run.slurm", path=path) + "\n")
+    cli.show(messages(language)("run.slurm", path=path) + "\n")
     return 0
 
 
 def _train_on_ray(target: str, hosts: int, needs: dict[str, float]) -> int:
     """Train with this very command, as it was typed, on hosts of a Ray cluster."""
-    import sys
-
     from flatout.workflow.ray_hosts import run_on_ray
-
-    def show_line(line: bytes) -> None:
-        sys.stdout.buffer.write(line)
-        sys.stdout.flush()
 
     words = without_options(sys.argv[1:], ("--hosts",), target, flags=("--ray",))
     needed = {name: number for name, number in needs.items() if number}
-    return run_on_ray(words, hosts, needed, show_line)
+    return run_on_ray(words, hosts, needed)
 
 
 def without_options(

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import json_option, language_option, page, show, terminal_width
+from flatout.cli import options as cli
 
 SCHEMA = "flatout.techniques/1"
 
 
 @click.command("techniques")
-@json_option
-@language_option
+@cli.json_option
+@cli.language_option
 @click.option("--history", is_flag=True, help="Show what earlier tunings here found.")
 @click.option("--forget-history", is_flag=True, help="Delete that.")
 @click.argument("name", required=False, metavar="[NAME]")
@@ -29,28 +29,26 @@ def command(
         return _history(language, is_deleted=forget_history)
     from flatout.records import catalogue
     from flatout.records.errors import UserError, unknown
-    from flatout.reporting.documents import write_json
     from flatout.reporting.terminal import render_techniques
 
     if name is not None:
         if name not in catalogue.names():
             raise UserError(unknown("technique", name, catalogue.names()))
-        click.echo(page("techniques", name), nl=False)
+        click.echo(cli.page("techniques", name), nl=False)
         return 0
     classes = {name: catalogue.technique_class(name) for name in catalogue.names()}
-    show(render_techniques(classes, width=terminal_width(), language=language))
-    if json_path:
-        techniques = [
-            {
-                "technique": name,
-                "family": kind.family,
-                "numerics": kind.numerics.value,
-                "addresses": sorted(kind.addresses),
-                "moves_random_stream": kind.moves_random_stream,
-            }
-            for name, kind in classes.items()
-        ]
-        write_json({"schema": SCHEMA, "techniques": techniques}, json_path)
+    techniques = [
+        {
+            "technique": name,
+            "family": kind.family,
+            "numerics": kind.numerics.value,
+            "addresses": sorted(kind.addresses),
+            "moves_random_stream": kind.moves_random_stream,
+        }
+        for name, kind in classes.items()
+    ]
+    text = render_techniques(classes, width=cli.terminal_width(), language=language)
+    cli.show_result(text, {"schema": SCHEMA, "techniques": techniques}, json_path)
     return 0
 
 
@@ -65,7 +63,9 @@ def _history(language: str, *, is_deleted: bool) -> int:
         was_there = path.exists()
         path.unlink(missing_ok=True)
         name = "forgotten" if was_there else "nothing_to_forget"
-        show(messages(language)(f"listing.{name}", path=path) + "\n")
+        cli.show(messages(language)(f"listing.{name}", path=path) + "\n")
         return 0
-    show(render_history(read_history(path), path, width=terminal_width(), language=language))
+    cli.show(
+        render_history(read_history(path), path, width=cli.terminal_width(), language=language)
+    )
     return 0

@@ -1,30 +1,19 @@
 """The command `tune`."""
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from flatout.cli.options import (
-    ScriptCommand,
-    budget_option,
-    json_option,
-    language_option,
-    names,
-    out_option,
-    quiet_option,
-    script,
-    show,
-)
-
-if TYPE_CHECKING:
-    from flatout.workflow.tune import HostFinder
+from flatout.cli import options as cli
+from flatout.records.errors import UserError
 
 PROMISES = ("exact", "rounding", "precision", "training")
 
 
-@click.command("tune", cls=ScriptCommand)
-@budget_option("10m")
+@click.command("tune", cls=cli.ScriptCommand)
+@cli.time_option("--budget", "budget_s", "10m", "Time: 90s, 10m, 1h.")
 @click.option(
     "--numerics",
     type=click.Choice(PROMISES),
@@ -32,17 +21,21 @@ PROMISES = ("exact", "rounding", "precision", "training")
     show_default=True,
     help="The most that a technique may do to the numbers.",
 )
-@out_option("flatout-out", "Folder for reports and recipe.")
-@json_option
-@language_option
-@quiet_option
+@cli.out_option("flatout-out", "Folder for reports and recipe.")
+@cli.json_option
+@cli.language_option
+@cli.quiet_option
 @click.option("--details", is_flag=True, help="Show every technique with its reasons.")
-@click.option("--only", default="", callback=names, help="Try only these techniques: a,b.")
-@click.option("--skip", default="", callback=names, help="Do not try these techniques: a,b.")
+@click.option("--only", default="", callback=cli.names, help="Try only these techniques: a,b.")
+@click.option("--skip", default="", callback=cli.names, help="Do not try these techniques: a,b.")
 @click.option(
-    "--acknowledge", default="", callback=names, help="Tune in spite of this wrong training: LP03."
+    "--acknowledge",
+    "acknowledged",
+    default="",
+    callback=cli.names,
+    help="Tune in spite of this wrong training: LP03.",
 )
-@click.option("--accept-load", is_flag=True, help="Go on while others keep the machine busy.")
+@cli.load_option
 @click.option(
     "--gpus", type=click.IntRange(min=1), help="Spread it over so many GPUs, where that is faster."
 )
@@ -61,28 +54,22 @@ PROMISES = ("exact", "rounding", "precision", "training")
 )
 @click.option("--resume", is_flag=True, help="Go on where a tuning with this --out ended.")
 @click.option("--patch", is_flag=True, help="Write the recipe as a diff of the script, too.")
-@script
-def command(  # noqa: PLR0913, PLR0917  one argument an option
+@cli.script
+def command(  # noqa: PLR0913  one argument an option
     target: str,
     arguments: tuple[str, ...],
-    budget: float,
+    *,
     numerics: str,
-    out: Path,
     json_path: Path | None,
     language: str,
     quiet: bool,
     details: bool,
-    only: tuple[str, ...],
-    skip: tuple[str, ...],
-    acknowledge: tuple[str, ...],
-    accept_load: bool,
     gpus: int | None,
     ranks: int | None,
     on_ray: bool,
     hosts: int | None,
-    pack: str,
-    resume: bool,
     patch: bool,
+    **asked: Any,  # fields of TuneOptions
 ) -> int:
     """Try what would help, keep what measurably does, prove it.
 
@@ -93,36 +80,29 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     """
     from flatout.cli.tuning_output import ReportForm, tune_and_report
     from flatout.launch.workloads import parse_workload
-    from flatout.records import catalogue
-    from flatout.records.errors import UserError
     from flatout.records.technique import Numerics
     from flatout.tuning.history import history_path
     from flatout.tuning.script_files import find_script, shown
+    from flatout.workflow.ray_trials import pair_hosts_on_ray
     from flatout.workflow.run import asked_ranks
     from flatout.workflow.tune import TuneOptions
 
-    num_ranks = asked_ranks(gpus, ranks)
-    for name in (*only, *skip):
-        catalogue.technique_class(name)
-    if only and set(only) <= set(skip):
-        raise UserError(
-            f"nothing is left to try: --only {','.join(only)} is skipped as well; "
-            "name a technique in one of the two"
-        )
+    if hosts and not on_ray:
+        raise UserError("--hosts needs --ray, which finds the hosts")
+    if on_ray and asked["accepts_load"]:
+        raise UserError("--ray takes hosts without other work: leave --accept-load out")
     options = TuneOptions(
-        budget_s=budget,
+        **asked,
         numerics=Numerics(numerics),
-        only=only,
-        skip=skip,
-        acknowledged=acknowledge,
-        accepts_load=accept_load,
-        ranks=num_ranks or 1,
-        hosts=_host_finder(hosts, on_ray=on_ray, accept_load=accept_load),
-        pack=pack,
-        resume=resume,
-        out=out,
+        ranks=asked_ranks(gpus, ranks) or 1,
+        hosts=partial(pair_hosts_on_ray, most=hosts) if on_ray else None,
         history=history_path(),
     )
+    if options.only and set(options.only) <= set(options.skip):
+        raise UserError(
+            f"nothing is left to try: --only {','.join(options.only)} is skipped as well; "
+            "name a technique in one of the two"
+        )
     form = ReportForm(json_path=json_path, details=details, language=language, is_quiet=quiet)
     workload = parse_workload(target, arguments)
     script = find_script(workload) if patch else None
@@ -130,24 +110,8 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         raise UserError(f"--patch needs the file of a script, and {target} has none here")
     code = tune_and_report(workload, options, form)
     if script and code == 0:
-        _write_patch(Path(shown(script, workload)), out, language)
+        _write_patch(Path(shown(script, workload)), options.out, language)
     return code
-
-
-def _host_finder(hosts: int | None, *, on_ray: bool, accept_load: bool) -> "HostFinder | None":
-    from functools import partial
-
-    from flatout.records.errors import UserError
-
-    if hosts and not on_ray:
-        raise UserError("--hosts needs --ray, which finds the hosts")
-    if not on_ray:
-        return None
-    if accept_load:
-        raise UserError("--ray takes hosts without other work: leave --accept-load out")
-    from flatout.workflow.ray_trials import pair_hosts_on_ray
-
-    return partial(pair_hosts_on_ray, most=hosts)
 
 
 def _write_patch(script: Path, out: Path, language: str) -> None:
@@ -160,4 +124,4 @@ def _write_patch(script: Path, out: Path, language: str) -> None:
     write_text(made.diff, out / "recipe.diff")
     name = "tuning.patch_without" if made.left_out else "tuning.patch"
     about = {"path": str(out / "recipe.diff"), "names": ", ".join(made.left_out)}
-    show(messages(language)(name, **about) + "\n")
+    cli.show(messages(language)(name, **about) + "\n")

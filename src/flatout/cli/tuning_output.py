@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task
@@ -17,7 +18,8 @@ from rich.progress import Progress as Bar
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from flatout.cli.options import show, terminal_width
+from flatout.cli import INTERRUPTED
+from flatout.cli import options as cli
 from flatout.records import catalogue
 from flatout.records.ablation import Ablation
 from flatout.records.live import Progress, Tell
@@ -25,12 +27,7 @@ from flatout.records.messages import ENGLISH, Messages, messages, times, words
 from flatout.records.trial import Workload
 from flatout.records.units import format_duration
 from flatout.reporting.blocks import safe
-from flatout.reporting.documents import (
-    ensure_file_writable,
-    ensure_writable,
-    write_json,
-    write_text,
-)
+from flatout.reporting.documents import ensure_writable, write_json, write_text
 from flatout.reporting.terminal import render_ablation, render_failure
 from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
 from flatout.reporting.tuning.speedup_chart import ladder_svg, staged_svg
@@ -71,7 +68,7 @@ def _line(progress: Progress, say: Messages) -> None:
         total = format_duration(progress.elapsed_s + progress.left_s)
         where = say("trying.time", done=format_duration(progress.elapsed_s), total=total)
         known = ", ".join(filter(None, (where, _runs(progress, say))))
-        show(f"[{known}] {safe(say.text(progress.event), say)}\n", is_error=True)
+        cli.show(f"[{known}] {safe(say.text(progress.event), say)}\n", is_error=True)
 
 
 def _runs(progress: Progress, say: Messages) -> str:
@@ -116,7 +113,6 @@ def _since(task: Task) -> float:
 
 RECIPE = "recipe.toml"
 STAGES = "stages.svg"
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +131,6 @@ class ReportForm:
 def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) -> int:
     """Tune, print the table, write the reports; return the exit code."""
     ensure_writable(options.out)
-    if form.json_path:
-        ensure_file_writable(form.json_path)
     place = place_of(workload, options.out)
     # The table first: should the disk be full, nothing is lost. Nor is anything where no one reads
     # the table any more, as after Ctrl-C with `| tee`, or a terminal that was closed.
@@ -144,35 +138,29 @@ def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) 
         try:
             with display(options.budget_s, is_quiet=form.is_quiet, language=form.language) as tell:
                 ablation = tune(workload, options, tell)
-                at_last.callback(_write_all, ablation, options.out, place, form)
+                at_last.callback(write_reports, ablation, options.out, place, form)
         except BaselineFailedError as error:
             return show_failure(error, workload, form.language)
         text = render_ablation(
             ablation,
             place=place,
-            width=terminal_width(),
+            width=cli.terminal_width(),
             details=form.details,
             language=form.language,
             article=form.article,
         )
-        show(text)
+        cli.show(text)
     pictures = "ladder.svg, stages.svg" if (options.out / STAGES).exists() else "ladder.svg"
     names = f"ladder.html, {pictures}, report.md, ablation.json, {RECIPE}"
-    show(messages(form.language)("tuning.files", out=options.out, names=names) + "\n")
+    cli.show(messages(form.language)("tuning.files", out=options.out, names=names) + "\n")
     return INTERRUPTED if ablation.stopped == "interrupted" else 0
-
-
-def _write_all(ablation: Ablation, out: Path, place: ResultPlace, form: ReportForm) -> None:
-    write_reports(ablation, out, place, form.language)
-    if form.json_path:
-        write_json(ablation.to_json(), form.json_path)
 
 
 def show_failure(error: BaselineFailedError, workload: Workload, language: str) -> int:
     """Say why the unchanged script gave no measurement; return the exit code."""
-    words, width = workload.command_line, terminal_width()
+    words, width = workload.command_line, cli.terminal_width()
     text = render_failure(error.trial, workload=words, width=width, language=language)
-    show(text, is_error=True)
+    cli.show(text, is_error=True)
     return 2
 
 
@@ -185,22 +173,23 @@ def place_of(workload: Workload, out: Path) -> ResultPlace:
     )
 
 
-def write_reports(ablation: Ablation, out: Path, place: ResultPlace, language: str) -> None:
+def write_reports(ablation: Ablation, out: Path, place: ResultPlace, form: ReportForm) -> None:
     """Write everything that a tuning leaves behind.
 
     The recipe is written when it is empty too, so that none of an earlier tuning stays there; nor
     does its picture of stages, which is drawn of a recipe that was proven.
     """
-    changes = hand_changes(ablation.recipe, catalogue.technique_class, language)
+    about: dict[str, Any] = {"place": place, "language": form.language}
+    changes = hand_changes(ablation.recipe, catalogue.technique_class, form.language)
     write_recipe(ablation.recipe, out / RECIPE)
     write_json(ablation.to_json(), out / "ablation.json")
-    markdown = ablation_markdown(ablation, changes, place=place, language=language)
-    write_text(markdown, out / "report.md")
-    write_text(ladder_svg(ablation, language), out / "ladder.svg")
-    stages = staged_svg(ablation, language)
+    write_text(ablation_markdown(ablation, changes, **about), out / "report.md")
+    write_text(ladder_svg(ablation, form.language), out / "ladder.svg")
+    stages = staged_svg(ablation, form.language)
     if stages is not None:
         write_text(stages, out / STAGES)
     else:
         (out / STAGES).unlink(missing_ok=True)
-    page = ablation_html(ablation, changes, place=place, language=language)
-    write_text(page, out / "ladder.html")
+    write_text(ablation_html(ablation, changes, **about), out / "ladder.html")
+    if form.json_path:
+        write_json(ablation.to_json(), form.json_path)

@@ -4,12 +4,13 @@ import contextlib
 import hashlib
 import json
 import os
-import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,16 @@ from flatout.launch.trial_process import scratch_root
 from flatout.records import input_files
 from flatout.records.errors import UserError
 from flatout.records.files import module_command, replace_text, rewrite, unified_diff
-from flatout.records.finding import CheckedFile, SourceCheck, SourceFinding
+from flatout.records.finding import CheckedFile, SourceCheck
 from flatout.records.json_records import from_plain
 from flatout.rules import source
-from flatout.workflow.check_worker import ABOUT_TRAINING, decode, read_bytes
+from flatout.workflow.check_worker import (
+    ABOUT_TRAINING,
+    NOTHING,
+    decode,
+    not_analysable,
+    read_bytes,
+)
 
 MAX_S = 60.0
 """Of wall time for one file, whose process gives up on its own after 10 s of CPU time."""
@@ -34,7 +41,6 @@ MAX_SETTINGS_BYTES = 1 << 17
 MOST_REMEMBERED = 50_000
 """Files in the cache; most have no findings and take 100 bytes."""
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
-NOTHING: Mapping[str, Any] = {"findings": [], "notes": [], "not_analysable": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +57,7 @@ class _File:
     data: bytes = b""
     not_analysable: str = ""
     is_named: bool = False
-    key: str = field(default="")
+    key: str = ""
 
 
 def check(paths: Sequence[Path], codes: Codes | None = None) -> SourceCheck:
@@ -62,7 +68,8 @@ def check(paths: Sequence[Path], codes: Codes | None = None) -> SourceCheck:
     Raises:
         UserError: if a path does not exist or a code is unknown.
     """
-    wanted = _wanted(paths, codes or Codes())
+    written, codes = _settings(paths), codes or Codes()
+    wanted = source.selected(codes.select or written.select, (*codes.ignore, *written.ignore))
     files = [_read(path, is_named=is_named) for path, is_named in _python_files(paths)]
     answers = _answers(files)
     return SourceCheck(files=tuple(_checked(file, answers, wanted) for file in files))
@@ -77,11 +84,9 @@ def diff(found: SourceCheck) -> str:
 
 
 def fix(found: SourceCheck, *, suggested: bool) -> SourceCheck:
-    """Write the fixes into the files, and return what is left.
+    """Write the fixes into the files, with `suggested` also those that may change results.
 
-    Args:
-        found: What `check` returned.
-        suggested: Whether fixes that may change results are written, too.
+    Returns what is left.
 
     Raises:
         UserError: if a file cannot be written, or was changed meanwhile.
@@ -159,54 +164,39 @@ def _read(path: Path, *, is_named: bool) -> _File:
     return _File(path, data, is_named=is_named, key=hashlib.sha256(data).hexdigest())
 
 
-def _wanted(paths: Sequence[Path], codes: Codes) -> frozenset[str]:
-    written = _settings(paths)
-    return source.selected(codes.select or written.select, (*codes.ignore, *written.ignore))
-
-
 def _settings(paths: Sequence[Path]) -> Codes:
     """Return `[tool.flatout.check]` of the nearest pyproject.toml at or above the first path."""
     start = paths[0].absolute() if paths else Path.cwd()
-    for folder in (start, *start.parents):
-        path = folder / "pyproject.toml"
-        if not path.is_file():
-            continue
-        try:
-            written = input_files.parse_toml(
-                input_files.read_bytes(path, MAX_SETTINGS_BYTES).decode()
+    found = (folder / "pyproject.toml" for folder in (start, *start.parents))
+    path = next(filter(Path.is_file, found), None)
+    if path is None:
+        return Codes()
+    try:
+        written = input_files.parse_toml(input_files.read_bytes(path, MAX_SETTINGS_BYTES).decode())
+        for name in ("tool", "flatout", "check"):
+            written = written.get(name, {})
+        settings = {key: written.get(key, []) for key in ("select", "ignore")}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    except AttributeError:
+        raise UserError(f"{path}: [tool.flatout.check] is no table") from None
+    for key, value in settings.items():
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise UserError(
+                f'{path}: {key} in [tool.flatout.check] is a list such as ["DL02", "MEM"]'
             )
-            for name in ("tool", "flatout", "check"):
-                written = written.get(name, {})
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"cannot read {path}: {error}") from error
-        except AttributeError:
-            raise UserError(f"{path}: [tool.flatout.check] is no table") from None
-        return Codes(select=_words(written, "select", path), ignore=_words(written, "ignore", path))
-    return Codes()
-
-
-def _words(table: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
-    if not isinstance(table, Mapping):
-        raise UserError(f"{path}: [tool.flatout.check] is no table")
-    value = table.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise UserError(f'{path}: {key} in [tool.flatout.check] is a list such as ["DL02", "MEM"]')
-    return tuple(value)
+    return Codes(select=tuple(settings["select"]), ignore=tuple(settings["ignore"]))
 
 
 def _checked(
-    file: _File, answers: Mapping[str, Mapping[str, Any]], wanted: Collection[str]
+    file: _File, answers: Mapping[str, CheckedFile], wanted: Collection[str]
 ) -> CheckedFile:
-    path = str(file.path)
-    if file.not_analysable:
-        return CheckedFile(path=path, not_analysable=file.not_analysable, is_named=file.is_named)
     answer = answers[file.key]
-    findings = (from_plain(SourceFinding, plain) for plain in answer["findings"])
-    return CheckedFile(
-        path=path,
-        findings=tuple(finding for finding in findings if finding.code in wanted),
-        not_analysable=answer["not_analysable"],
-        notes=tuple(answer["notes"]),
+    return replace(
+        answer,
+        path=str(file.path),
+        findings=tuple(finding for finding in answer.findings if finding.code in wanted),
+        not_analysable=file.not_analysable or answer.not_analysable,
         is_named=file.is_named,
     )
 
@@ -214,24 +204,37 @@ def _checked(
 # Answers, remembered or asked for
 
 
-def _answers(files: Sequence[_File]) -> dict[str, Mapping[str, Any]]:
-    """Return what was found in each content, by its key."""
+def _answers(files: Sequence[_File]) -> dict[str, CheckedFile]:
+    """Return what was found in each content, by its key and without a path."""
     place = _cache_file()
     known = _remembered(place)
-    answers: dict[str, Mapping[str, Any]] = {}
+    answers: dict[str, CheckedFile] = {}
     unknown: dict[str, Path] = {}
     for file in files:
         if not any(word in file.data for word in ABOUT_TRAINING):
-            answers[file.key] = NOTHING
-        elif _is_answer(known.get(file.key)):
-            answers[file.key] = known[file.key]
+            answers[file.key] = CheckedFile(path="")
+        elif (remembered := _recalled(known.get(file.key))) is not None:
+            answers[file.key] = remembered
         else:
             unknown[file.key] = file.path
     if unknown:
-        answers.update(_ask(unknown))
+        asked = _ask(unknown)
+        answers.update({key: _answer(plain) for key, plain in asked.items()})
         if place is not None:
-            _remember(place, {**known, **{key: answers[key] for key in unknown}})
+            _remember(place, {**known, **asked})
     return answers
+
+
+def _answer(plain: Mapping[str, Any]) -> CheckedFile:
+    return from_plain(CheckedFile, {"path": "", **plain})
+
+
+def _recalled(plain: Any) -> CheckedFile | None:
+    """Return what `_remember` wrote of a content; None where nothing is known, or it is damaged."""
+    with contextlib.suppress(ValueError, AttributeError):
+        if plain.keys() == NOTHING.keys():
+            return _answer(plain)
+    return None
 
 
 def _cache_file() -> Path | None:
@@ -244,28 +247,15 @@ def _cache_file() -> Path | None:
     return folder / f"{source.version()}.json"
 
 
-def _remembered(place: Path | None) -> dict[str, Mapping[str, Any]]:
-    if place is None:
-        return {}
+def _remembered(place: Path | None) -> dict[str, Any]:
     try:
-        known = input_files.read_json(place, input_files.MAX_OWN_BYTES)
+        known = input_files.read_json(place, input_files.MAX_OWN_BYTES) if place else {}
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
 
 
-def _is_answer(known: Any) -> bool:
-    """Return whether this is what `_remember` wrote, and no damage."""
-    try:
-        for plain in known["findings"]:
-            from_plain(SourceFinding, plain)
-        texts = [known["not_analysable"], *known["notes"]]
-    except (ValueError, LookupError, TypeError):
-        return False
-    return all(isinstance(text, str) for text in texts)
-
-
-def _remember(place: Path, answers: Mapping[str, Mapping[str, Any]]) -> None:
+def _remember(place: Path, answers: Mapping[str, Any]) -> None:
     latest = dict(list(answers.items())[-MOST_REMEMBERED:])
     with contextlib.suppress(OSError):
         replace_text(place, json.dumps(latest, separators=(",", ":")))
@@ -277,37 +267,27 @@ def _remember(place: Path, answers: Mapping[str, Mapping[str, Any]]) -> None:
 def _ask(paths: Mapping[str, Path]) -> dict[str, Mapping[str, Any]]:
     """Return what processes of their own find in files, by key."""
     count = min(usable_cores(), MOST_WORKERS, -(-len(paths) // FILES_A_WORKER))
-    waiting: queue.SimpleQueue[tuple[str, Path]] = queue.SimpleQueue()
-    for item in paths.items():
-        waiting.put(item)
-    answers: dict[str, Mapping[str, Any]] = {}
-    threads = [threading.Thread(target=_work, args=(waiting, answers)) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return answers
+    items = list(paths.items())
+    with ThreadPoolExecutor(count) as pool:
+        parts = pool.map(_ask_in_turn, (items[first::count] for first in range(count)))
+        return dict(chain.from_iterable(parts))
 
 
-def _work(
-    waiting: "queue.SimpleQueue[tuple[str, Path]]", answers: dict[str, Mapping[str, Any]]
-) -> None:
+def _ask_in_turn(items: Sequence[tuple[str, Path]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return what a process finds in each file; where one ends it, the next has another one."""
     worker: subprocess.Popen[bytes] | None = None
-    while True:
-        try:
-            key, path = waiting.get_nowait()
-        except queue.Empty:
-            break
+    answers: list[tuple[str, Mapping[str, Any]]] = []
+    for key, path in items:
         worker = worker or _start()
         answer = _asked(worker, path)
         if answer is None:
             _end(worker)
             worker = None
-            why = f"the parser ended, or took more than {MAX_S:.0f} s"
-            answer = {**NOTHING, "not_analysable": why}
-        answers[key] = answer
+            answer = not_analysable(f"the parser ended, or took more than {MAX_S:.0f} s")
+        answers.append((key, answer))
     if worker is not None:
         _end(worker)
+    return answers
 
 
 def _start() -> "subprocess.Popen[bytes]":
@@ -322,7 +302,7 @@ def _end(worker: "subprocess.Popen[bytes]") -> None:
         worker.communicate()
 
 
-def _asked(worker: "subprocess.Popen[bytes]", path: Path) -> dict[str, Any] | None:
+def _asked(worker: "subprocess.Popen[bytes]", path: Path) -> Mapping[str, Any] | None:
     """Return what a worker says about a file, None where it ended instead."""
     assert worker.stdin is not None
     assert worker.stdout is not None

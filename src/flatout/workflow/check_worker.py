@@ -12,6 +12,7 @@ import signal
 import stat
 import sys
 import tokenize
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ MAX_S = 10.0
 """Of CPU time: on a busy machine a large file is not given up for it."""
 ABOUT_TRAINING = (b"torch", b"accelerat", b"lightning", b"transformers")
 """A file without any of these words has nothing to check."""
+NOTHING: Mapping[str, Any] = {"findings": [], "notes": [], "not_analysable": ""}
+"""The answer on a file in which nothing is found."""
 
 
 def read_bytes(path: Path) -> bytes:
@@ -65,21 +68,22 @@ def _give_up(_number: int, _frame: object) -> None:
     raise TooLongError
 
 
-def check_bytes(data: bytes) -> dict[str, Any]:
-    """Return what is found in a source, as plain values."""
+def not_analysable(why: str) -> dict[str, Any]:
+    """Return the answer on a file that cannot be read as Python."""
+    return {**NOTHING, "not_analysable": " ".join(why.split())}
+
+
+def check_file(path: Path) -> dict[str, Any]:
+    """Return what is found in a file, as plain values."""
     try:
-        if not any(word in data for word in ABOUT_TRAINING):
-            return {"findings": [], "notes": [], "not_analysable": ""}
-        findings, notes = source.check_text(decode(data)[0])
+        findings, notes = source.check_text(decode(read_bytes(path))[0])
     except NotAnalysableError as error:
-        return {"findings": [], "notes": [], "not_analysable": " ".join(str(error).split())}
+        return not_analysable(str(error))
     except TooLongError:
-        why = f"takes more than {MAX_S:.0f} s"
-        return {"findings": [], "notes": [], "not_analysable": why}
+        return not_analysable(f"takes more than {MAX_S:.0f} s")
     except MemoryError:
-        return {"findings": [], "notes": [], "not_analysable": "needs more than 1 GiB"}
-    plain = [to_plain(finding) for finding in findings]
-    return {"findings": plain, "notes": notes, "not_analysable": ""}
+        return not_analysable("needs more than 1 GiB")
+    return {**NOTHING, "findings": [to_plain(finding) for finding in findings], "notes": notes}
 
 
 def main() -> None:
@@ -89,10 +93,7 @@ def main() -> None:
     gc.disable()  # a tree has no cycles: the collector would visit a million nodes and free none
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, MAX_S)
-        try:
-            answer = check_bytes(read_bytes(Path(json.loads(line))))
-        except NotAnalysableError as error:
-            answer = {"findings": [], "notes": [], "not_analysable": str(error)}
+        answer = check_file(Path(json.loads(line)))
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -106,13 +106,8 @@ def _no_interval(n: tuple[int, int]) -> str:
 def _of_ablations(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Contrast:
     a, b = ablation_from_json(plain_a), ablation_from_json(plain_b)
     gain_a, gain_b = _gain(a), _gain(b)
-    first = Quantity(
-        name=words("compare.gain"), baseline=gain_a.ratio, candidate=gain_b.ratio, unit="ratio"
-    )
-    notes = [
-        words("compare.gains_apart"),
-        *_differences(a.baseline, b.baseline),
-    ]
+    first = _quantity(words("compare.gain"), "ratio", gain_a.ratio, gain_b.ratio)
+    notes = [words("compare.gains_apart"), *_differences(a.baseline, b.baseline)]
     if a.recipe.names != b.recipe.names:
         notes.append(words("compare.recipes", one=a.recipe.label, other=b.recipe.label))
     return Contrast(
@@ -149,10 +144,8 @@ def _of_runs(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Contrast
     if step_a is None or step_b is None:
         raise UserError("a run made too few steps to be compared: it has to train for seconds")
     quantities = [
-        Quantity(name=words("compare.time_per_step"), unit="ms", baseline=step_a, candidate=step_b),
-        Quantity(
-            name=words("compare.whole_run"), unit="s", baseline=a.seconds, candidate=b.seconds
-        ),
+        _quantity(words("compare.time_per_step"), "ms", step_a, step_b),
+        _quantity(words("compare.whole_run"), "s", a.seconds, b.seconds),
     ]
     notes = [
         words("compare.ended", side=words(f"compare.{x}"), code=str(r.exit_code))
@@ -161,15 +154,8 @@ def _of_runs(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Contrast
     ]
     ends = _last_tenth(a.points), _last_tenth(b.points)
     if all(ends):
-        means = [statistics.fmean(end) for end in ends]
-        quantities.append(
-            Quantity(
-                name=words("compare.loss_last"),
-                unit="number",
-                baseline=means[0],
-                candidate=means[1],
-            )
-        )
+        means = map(statistics.fmean, ends)
+        quantities.append(_quantity(words("compare.loss_last"), "number", *means))
         notes.append(_loss_note(*ends))
     for name, values in a.printed.items():
         if name in b.printed:
@@ -192,21 +178,16 @@ def _metric(
 ) -> Iterator[Quantity]:
     """Yield what the script printed last, and when each run first had the baseline's last value."""
     target = ours[-1].value
-    yield Quantity(
-        name=words("compare.last", name=name),
-        unit="number",
-        baseline=target,
-        candidate=theirs[-1].value,
-    )
+    yield _quantity(words("compare.last", name=name), "number", target, theirs[-1].value)
     lower = is_lower_better(name)
-    reached = [seconds_until(values, target, lower=lower) for values in (ours, theirs)]
-    if reached[0] and reached[1]:
-        yield Quantity(
-            name=words("compare.time_to", name=name, value=f"{target:.4g}"),
-            unit="s",
-            baseline=reached[0],
-            candidate=reached[1],
-        )
+    ours_s, theirs_s = (seconds_until(values, target, lower=lower) for values in (ours, theirs))
+    if ours_s and theirs_s:
+        what = words("compare.time_to", name=name, value=f"{target:.4g}")
+        yield _quantity(what, "s", ours_s, theirs_s)
+
+
+def _quantity(name: str, unit: str, baseline: float, candidate: float) -> Quantity:
+    return Quantity(name=name, unit=unit, baseline=baseline, candidate=candidate)
 
 
 def _last_tenth(points: Sequence[CurvePoint]) -> list[float]:
@@ -246,16 +227,13 @@ def _half_width(pair: Comparison) -> float:
 
 def _differences(a: Profile, b: Profile) -> list[str]:
     """Return what makes the two hard to compare."""
-    notes: list[str] = []
-    for what, one, other in (
+    facts = (
         ("device", a.device_name, b.device_name),
         ("samples", f"{a.samples_per_step:.6g}", f"{b.samples_per_step:.6g}"),
         ("torch", a.environment.get("torch"), b.environment.get("torch")),
         ("threads", a.cpu_threads, b.cpu_threads),
-    ):
-        if one != other:
-            notes.append(_differ(what, one, other))
-    return notes
+    )
+    return [_differ(what, one, other) for what, one, other in facts if one != other]
 
 
 def _differ(what: str, one: object, other: object) -> Sentence:
@@ -265,20 +243,16 @@ def _differ(what: str, one: object, other: object) -> Sentence:
 
 def _quantities(a: Profile, b: Profile) -> tuple[Quantity, ...]:
     """Return the numbers that both profiles have."""
+    peak_a, peak_b = (float(peak.allocated or peak.device) for peak in (a.peak_bytes, b.peak_bytes))
     readings = (
         ("label.step_time", "ms", a.whole_step_ms, b.whole_step_ms),
         ("phase.data_wait", "ms", a.phases_ms["data_wait"], b.phases_ms["data_wait"]),
         ("compare.samples_per_s", "per_s", a.samples_per_s, b.samples_per_s),
         ("label.device_busy", "share", a.device_busy_share, b.device_busy_share),
-        (
-            "label.peak_memory",
-            "bytes",
-            float(a.peak_bytes.allocated or a.peak_bytes.device),
-            float(b.peak_bytes.allocated or b.peak_bytes.device),
-        ),
+        ("label.peak_memory", "bytes", peak_a, peak_b),
     )
     return tuple(
-        Quantity(name=words(name), unit=unit, baseline=one, candidate=other)
+        _quantity(words(name), unit, one, other)
         for name, unit, one, other in readings
         if one or other
     )

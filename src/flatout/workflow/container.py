@@ -25,13 +25,9 @@ def stack_of(
     requirements: Path | None = None,
     script: str = "train.py",
 ) -> Stack:
-    """Return what a container needs to train as this machine does.
+    """Return what a container needs to train a script as this machine does, with torch's build.
 
-    Args:
-        machine: What was measured; its torch decides the kind.
-        recipe: A recipe to run with; it has to are alongside the Dockerfile.
-        requirements: The script's own packages, alongside the Dockerfile too.
-        script: What is trained, for the command in the first lines.
+    The recipe and the requirements have to be in the folder that is built from.
     """
     if not machine.torch_version:
         raise UserError("torch is not installed here: there is no stack to write down")
@@ -53,12 +49,8 @@ def stack_of(
 def with_flatout(stack: Stack, source: str | None, recipe: Recipe) -> Stack:
     """Return the stack with what flatout is installed from, and the extras of the recipe.
 
-    Args:
-        stack: Of this machine.
-        source: A wheel or a clone in the folder that is built from, or an address that pip knows.
-            Never a mere name: flatout is in no index, and whoever takes the name there would be
-            installed.
-        recipe: What the container trains with.
+    The source is a wheel or a clone in the folder that is built from, or an address that pip knows;
+    never a mere name: flatout is in no index, and whoever takes the name there would be installed.
     """
     if source is None:
         raise UserError(

@@ -1,19 +1,14 @@
-"""The command `demo`: tune a training job starved of data, made from real photographs."""
+"""The job of the command `demo`: a training starved of data, made from real photographs."""
 
 import importlib.util
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import flatout
-from flatout.records.ablation import Ablation
 from flatout.records.errors import UserError
-from flatout.records.live import Progress
 from flatout.records.trial import Workload
-from flatout.workflow.tune import TuneOptions, tune
 
 JOB = "starved_images"
 """The scenario that is tuned, and the name of its folder."""
@@ -24,23 +19,6 @@ EPOCHS = 100
 """More than any trial needs; the tuner stops it when it has seen enough."""
 PACKAGES = {"PIL": "pillow", "skimage": "scikit-image", "sklearn": "scikit-learn"}
 """What makes and reads the photographs: module and package."""
-
-
-def demo(out: Path, budget_s: float, tell: Callable[[Progress], None]) -> Ablation:
-    """Make the starved job in the out folder, tune it, and return the evidence.
-
-    The photographs stay in the out folder and are made only once.
-
-    Raises:
-        UserError: if the photographs cannot be made.
-    """
-    started = time.monotonic()
-    tell(
-        Progress(trying="making photographs", done_share=0.0, elapsed_s=0.0, left_s=budget_s),
-    )
-    workload = make_job(out)
-    left_s = budget_s - (time.monotonic() - started)
-    return tune(workload, TuneOptions(out=out, budget_s=left_s, accepts_load=True), tell)
 
 
 def make_job(out: Path, images: int = 0) -> Workload:
@@ -54,7 +32,13 @@ def make_job(out: Path, images: int = 0) -> Workload:
         shutil.copy(scenarios() / JOB / "train.py", folder)
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
-    _make_photographs(folder / "photographs", images or IMAGES)
+    # In processes of their own: what they import stays out of this one.
+    command = [sys.executable, str(scenarios() / "photographs.py"), str(folder / "photographs")]
+    count = ["--count", str(images or IMAGES)]
+    done = subprocess.run([*command, *count], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        raise UserError(f"the photographs could not be made: {last[0]}; see {' '.join(command)}")
     return Workload(
         target="train.py",
         arguments=("--data", "photographs", "--epochs", str(EPOCHS)),
@@ -68,17 +52,3 @@ def scenarios() -> Path:
     package = Path(flatout.__file__).parent
     installed = package / "_scenarios"
     return installed if installed.is_dir() else package.parent.parent / "scenarios"
-
-
-def _make_photographs(folder: Path, images: int) -> None:
-    """Make the photographs in processes of their own: what they import stays out of this one."""
-    command = [sys.executable, str(scenarios() / "photographs.py"), str(folder)]
-    done = subprocess.run(
-        [*command, "--count", str(images)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
-        raise UserError(f"the photographs could not be made: {last[0]}; see {' '.join(command)}")

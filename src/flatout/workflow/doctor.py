@@ -21,10 +21,8 @@ from flatout.records.units import GIB, MIB, format_bytes, format_share
 
 BUSY_SHARE = 0.05
 """Above a twentieth, someone else's work shows in step times."""
-
 HELD_SHARE = 0.02
 """An idle driver holds below a hundredth of a GPU's memory; a CUDA context of someone more."""
-
 REINSTALL = "finding.unseen_gpu.next_build"
 """The message that says which torch to install."""
 SILENT = "finding.unseen_gpu.no_reason"
@@ -98,12 +96,8 @@ def _on_accelerator(machine: Machine) -> Check:
     what = words("doctor.with_memory", what=what, size=size)
     if count == 1:
         return Check(status=OK, what=what)
-    return Check(
-        status=OK,
-        what=what,
-        why=words("doctor.one_of_gpus"),
-        next=words("doctor.all_gpus", n=str(count)),
-    )
+    all_gpus = words("doctor.all_gpus", n=str(count))
+    return Check(status=OK, what=what, why=words("doctor.one_of_gpus"), next=all_gpus)
 
 
 def _unused_gpus(machine: Machine, gpus: str) -> Check:
@@ -127,10 +121,10 @@ def _unused_gpus(machine: Machine, gpus: str) -> Check:
     return _found(name, what, advice, status=BAD)
 
 
-def _found(name: str, what: str, advice: str = "", *, status: str = WARN) -> Check:
+def _found(name: str, what: str, advice: str = "", *, status: str = WARN, **fields: Text) -> Check:
     """Return a check that found something, with the messages that `name` has for it."""
-    advice = advice or words(f"doctor.{name}_next")
-    return Check(status=status, what=what, why=words(f"doctor.{name}_why"), next=advice)
+    advice = advice or words(f"doctor.{name}_next", **fields)
+    return Check(status=status, what=what, why=words(f"doctor.{name}_why", **fields), next=advice)
 
 
 def _is_busy(gpu: Mapping[str, Any]) -> bool:
@@ -159,16 +153,12 @@ def _version(text: str) -> tuple[int, ...]:
 
 ROOMY_SHM_BYTES = 1 * GIB
 """Four workers, two batches each of 256 images at 224 pixels in fp32 (147 MiB) need 1.2 GiB."""
-
 ENOUGH_FILES = 4096
 """A worker passes each tensor by one open file: 8 workers x 2 batches x 100 tensors = 1,600."""
-
 SLOW_DISK_BYTES_PER_S = 100 * MIB
 """A spinning disk reads one file in a row about that fast, and small files far slower."""
-
 LITTLE_DISK_BYTES = 5 * GIB
 """One checkpoint of a 400-million-parameter model with Adam's state is 4.5 GiB."""
-
 DISTURBING_SHARE = 0.05
 """The limit above which a trial is thrown away, see docs/design.md."""
 
@@ -183,12 +173,7 @@ def cores(machine: Machine) -> Check:
     if quota is not None and quota < affinity:
         cause = words("doctor.quota", n=f"{quota:g}")
     n, of = str(usable), str(seen)
-    return Check(
-        status=WARN,
-        what=words("doctor.some_cores", n=n, of=of, why=cause),
-        why=words("doctor.some_cores_why", of=of),
-        next=words("doctor.some_cores_next", n=n),
-    )
+    return _found("some_cores", words("doctor.some_cores", n=n, of=of, why=cause), n=n, of=of)
 
 
 def threads(machine: Machine) -> Check | None:
@@ -289,7 +274,6 @@ def quiet(load: Load) -> Check:
 
 OLDEST_TORCH = (2, 9)
 """As in the package's own requirements: older ones lack hooks that the hook points stand on."""
-
 SLOWING_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "doctor.blocking",
     "TORCH_COMPILE_DISABLE": "doctor.not_compiling",
@@ -365,7 +349,6 @@ CHECKS = (
     allocator,
 )
 """The checks that only read the machine's record, most decisive first."""
-
 LISTEN_S = 0.5
 """Fifty of the kernel's ticks: one tick off is 2 % of one core."""
 

@@ -57,17 +57,13 @@ def slurm_script(name: str, hosts: int, gpus: int | None, command: Sequence[str]
         *([f"#SBATCH --gpus-per-node={gpus}"] if gpus else []),
         "set -euo pipefail",
     ]
-    if hosts == 1:
-        return "\n".join([*lines, f"srun {start} {options}", ""])
-    return "\n".join(
-        [
-            *lines,
+    if hosts > 1:
+        lines += [
             "# The first host of the job; all others find it there.",
             'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-            f'srun {start} --hosts {hosts} --rendezvous "$first:{PORT}" {options}',
-            "",
         ]
-    )
+        start += f' --hosts {hosts} --rendezvous "$first:{PORT}"'
+    return "\n".join([*lines, f"srun {start} {options}", ""])
 
 
 def _plain(name: str) -> str:

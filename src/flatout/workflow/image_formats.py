@@ -68,11 +68,7 @@ class FormatCost:
     into free memory."""
     cores_needed: float | None
     """To decode what the training takes; None where the user did not say it."""
-
-    @property
-    def images_per_s_per_core(self) -> float:
-        """Images that one core decodes in a second."""
-        return 1000 / self.decode_ms
+    images_per_s_per_core: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +87,7 @@ class FormatComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""
-        plain: dict[str, Any] = {"schema": SCHEMA, **to_plain(self)}
-        for row, cost in zip(plain["costs"], self.costs, strict=True):
-            row["images_per_s_per_core"] = cost.images_per_s_per_core
-        return plain
+        return {"schema": SCHEMA, **to_plain(self)}
 
 
 def compare_formats(target: str, images_per_s: float | None = None) -> FormatComparison:
@@ -132,6 +125,7 @@ def compare_formats(target: str, images_per_s: float | None = None) -> FormatCom
             difference=statistics.fmean(map(_difference, payloads, wanted)),
             total_bytes=size * len(source),
             images_per_s=per_s,
+            images_per_s_per_core=1000 / decode_ms,
             cores_needed=images_per_s * decode_ms / 1000 if images_per_s else None,
         )
         costs.append(cost)
@@ -151,12 +145,12 @@ def _images(source: Source) -> list[bytes]:
     at = next((n for n, f in enumerate(source.contents.fields) if f.kind == "image"), None)
     if at is None:
         raise UserError("the source holds no images; --formats compares formats of images")
-    numbers = np.unique(np.linspace(0, len(source) - 1, IMAGES, dtype=int))
     found: list[bytes] = []
     pixels = 0
+    numbers = _spread(source)
     for number in numbers:
         try:
-            payload = pictures.from_source(source.read(int(number))[at])
+            payload = pictures.from_source(source.read(number)[at])
             decoded = pictures.rgb_pixels(memoryview(payload))
         except BadSample:
             continue
@@ -172,6 +166,11 @@ def _images(source: Source) -> list[bytes]:
             f"{MAX_SIDE} pixels"
         )
     return found
+
+
+def _spread(source: Source) -> list[int]:
+    """Return numbers of samples, spread evenly over the source."""
+    return sorted({*np.linspace(0, len(source) - 1, IMAGES, dtype=int).tolist()})
 
 
 def _encoded(originals: Sequence[bytes]) -> tuple[dict[str, list[bytes]], tuple[str, ...]]:
@@ -216,8 +215,7 @@ def _difference(payload: bytes, wanted: Any) -> float:
 def _files(source: Source, target: str) -> list[Path]:
     """Return files of a folder of images, which can be read again; none for other sources."""
     root = Path(target).expanduser()
-    numbers = np.unique(np.linspace(0, len(source) - 1, IMAGES, dtype=int))
-    paths = [root / source.name(int(number)) for number in numbers] if root.is_dir() else []
+    paths = [root / source.name(number) for number in _spread(source)] if root.is_dir() else []
     return [path for path in paths if path.is_file()]
 
 

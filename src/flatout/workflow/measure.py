@@ -88,10 +88,8 @@ def add_places(profile: Profile, workload: Workload) -> Profile:
     The files are read, never imported. What hinders the check hinders no measurement.
     """
     folder = script_files.script_folder(workload)
-    files = {}
-    for path, _text in islice(script_files.files_of(workload), MOST_CHECKED):
-        if path.suffix in PYTHON:
-            files[str(path)] = path.resolve()
+    paths = (path for path, _ in islice(script_files.files_of(workload), MOST_CHECKED))
+    files = {str(path): path.resolve() for path in paths if path.suffix in PYTHON}
     try:
         checked = check([Path(path) for path in files])
     except UserError as error:

@@ -42,10 +42,7 @@ class PackResult:
         """Return a plain JSON mapping."""
         return {
             "schema": SCHEMA,
-            "folder": self.folder,
-            "samples": self.header.samples,
-            "bytes": sum(shard.bytes for shard in self.header.shards),
-            "file_shards": len(self.header.shards),
+            **_stored(self.folder, self.header),
             "source": dict(self.header.source),
             "encoding": asdict(self.header.encoding),
             "is_lossless": self.header.is_lossless,
@@ -75,15 +72,21 @@ class Checked:
         """Return a plain JSON mapping."""
         return {
             "schema": CHECK_SCHEMA,
-            "folder": self.folder,
-            "samples": self.header.samples,
-            "bytes": sum(shard.bytes for shard in self.header.shards),
-            "file_shards": len(self.header.shards),
+            **_stored(self.folder, self.header),
             "is_sound": not self.problems,
             "num_problems": len(self.problems),
             "problems": list(self.problems[:MAX_PROBLEMS]),
             "seconds": self.seconds,
         }
+
+
+def _stored(folder: str, header: Header) -> dict[str, Any]:
+    return {
+        "folder": folder,
+        "samples": header.samples,
+        "bytes": sum(shard.bytes for shard in header.shards),
+        "file_shards": len(header.shards),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,15 +163,21 @@ def pack(
     started = time.monotonic()
     _check_apart(target, folder)
     staging.check_empty(folder)
+
+    def opened() -> Source:
+        return open_source(target, work=folder / STAGING, on_bad=options.on_bad)
+
     with worker_pool.failures_worded(), staging.locked(folder):
         staging.clear(folder)  # what a kill between the header and the end left
         was_packed = (folder / HEADER).is_file()
-        source = _opened(target, folder, options)
+        source = opened()
         header = packing.pack_held(source, folder, options, tell)
         seconds = time.monotonic() - started
         found = None
         if verify:
-            source = source if was_packed else _opened_anew(target, folder, options)
+            if not was_packed:
+                staging.clear(folder)  # what was made of the source to pack it proves nothing
+                source = opened()
             found = verifying.verify(source, folder, workers=options.workers, tell=tell)
     return PackResult(
         folder=str(folder),
@@ -186,16 +195,6 @@ def _check_apart(target: str, folder: Path) -> None:
     source = Path(target).expanduser()
     if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
         raise UserError(f"{folder} is in {target}, which is packed; choose a folder outside it")
-
-
-def _opened(target: str, folder: Path, options: PackOptions) -> Source:
-    return open_source(target, work=folder / STAGING, on_bad=options.on_bad)
-
-
-def _opened_anew(target: str, folder: Path, options: PackOptions) -> Source:
-    """Return the source as it is now: what was made of it to pack it proves nothing about it."""
-    staging.clear(folder)
-    return _opened(target, folder, options)
 
 
 def _first_skipped(folder: Path) -> tuple[str, ...]:

@@ -43,8 +43,7 @@ from flatout.records.technique import hook_points_of
 
 TECHNIQUES_S = 10.0
 """Time for tracing techniques: the first ones of the ladder then stand on traces, the rest on
-models.
-A technique is begun as long as it is not over."""
+models. A technique is begun as long as it is not over."""
 TECHNIQUE_LIMIT_S = 30.0
 """Time for the trace of one technique. One that cuts a step into a thousand parts takes minutes;
 its model is used instead."""
@@ -108,12 +107,8 @@ def plan(
 ) -> Planned:
     """Trace a target without a GPU and say whether it fits one.
 
-    Args:
-        target: A script, `file.py:name` of a Task, a Subject or a function that returns one, or
-            `hf:` and the path of a transformers configuration.
-        arguments: The script's own.
-        options: What is planned for.
-        tell: Called with what is being done.
+    It is a script, `file.py:name` of a Task, a Subject or a function that returns one, or `hf:` and
+    the path of a transformers configuration.
 
     Raises:
         UserError: if the GPU is unknown, or nothing can be predicted; says why.
@@ -129,7 +124,11 @@ def plan(
         tracer = _Tracer(trace=trace, options=options, ground=ground, tell=tell, is_step=is_step)
         bare = tracer.traced(options.batch, "two steps")
         stream = tracer.whole(bare)
-        _check_has_step(stream)
+        if not any(mark.phase is Phase.BACKWARD for mark in stream.marks):
+            raise UserError(
+                "no backward pass was seen, so there is no training step to plan; "
+                "'flatout measure' shows whether the script makes steps at all"
+            )
         model, notes = tracer.model(bare)
         at = (lambda batch: tracer.whole(model.at(batch))) if model else None
         setup = Setup(stream=stream, ground=ground, at=at)
@@ -153,11 +152,9 @@ def _with_ways(found: Plan, setup: Setup, options: PlanOptions, *, splits_layers
     """Return the plan with the ways to spread the training, and how many GPUs are worth it."""
     batch, ground = found.batch, setup.ground
     if setup.at is None or batch is None:
-        note = words("plan.no_ways")
-        return replace(found, notes=(*found.notes, note))
+        return replace(found, notes=(*found.notes, words("plan.no_ways")))
     if transforms.holds_shards(setup.stream):
-        note = words("plan.own_shards")
-        return replace(found, notes=(*found.notes, note))
+        return replace(found, notes=(*found.notes, words("plan.own_shards")))
     training = Training(
         at=setup.at,
         batch=batch * ground.ranks if setup.stream.spreads_itself else batch,
@@ -249,14 +246,6 @@ def _torch_version() -> str:
     with suppress(PackageNotFoundError):
         return version("torch")
     return "unknown"
-
-
-def _check_has_step(stream: MemoryStream) -> None:
-    if not any(mark.phase is Phase.BACKWARD for mark in stream.marks):
-        raise UserError(
-            "no backward pass was seen, so there is no training step to plan; "
-            "'flatout measure' shows whether the script makes steps at all"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,14 +349,9 @@ class _Tracer:
 
     def _techniques(self, setup: Setup) -> Mapping[str, Choice]:
         """Return the techniques of the ladder that a trace can show, in its order."""
-        quick = replace(setup, finds_batches=False)
-        found = {}
-        for rung in ladder(quick):
-            for label in rung.choices:
-                choice = traceable_choice(label)
-                if choice is not None:
-                    found[label] = choice
-        return found
+        rungs = ladder(replace(setup, finds_batches=False))
+        found = {label: traceable_choice(label) for rung in rungs for label in rung.choices}
+        return {label: choice for label, choice in found.items() if choice is not None}
 
     def checked(self, found: Plan, model: Affine, setup: Setup) -> Plan:
         """Trace at the largest batch; where it shows more than was said, take the batch back."""
@@ -415,8 +399,7 @@ BY_HAND = "(by hand)"
 """In the labels of what no recipe can do."""
 TRACED_HOOK_POINTS = frozenset({"model", "forward", "optimizer", "end"})
 """Hook points that a trace goes through; what acts elsewhere too, it would show in part only. At
-the end
-a technique tells what became of it, and changes nothing."""
+the end a technique tells what became of it, and changes nothing."""
 
 
 def traceable_choice(label: str) -> Choice | None:
@@ -428,12 +411,14 @@ def traceable_choice(label: str) -> Choice | None:
     True
     """
     name = label.split()[0]
-    if BY_HAND in label or name not in techniques.names() or not _is_traceable(name):
+    if BY_HAND in label or name not in techniques.names():
         return None
-    hook_points = hook_points_of(techniques.technique_class(name))
+    kind = techniques.technique_class(name)
+    hook_points = hook_points_of(kind)
     if not hook_points or not hook_points <= TRACED_HOOK_POINTS:
         return None
-    return Choice.from_label(label)
+    shows_it = all(option.is_traceable for option in kind.memory_options())
+    return Choice.from_label(label) if shows_it else None
 
 
 def parts_of(choice: Choice) -> int:
@@ -446,18 +431,11 @@ def parts_of(choice: Choice) -> int:
     return max((int(choice.settings.get(o.splits_by, 1)) for o in options), default=1)
 
 
-def _is_traceable(name: str) -> bool:
-    return all(o.is_traceable for o in techniques.technique_class(name).memory_options())
-
-
 def _refusal(stream: MemoryStream, choice: Choice) -> str:
     """Return the note that says why a technique changed nothing; empty if it acted."""
-    for note in map(recognised, stream.notes):
-        if not isinstance(note, Sentence) or note.code != REFUSED:
-            continue
-        if note.fields["technique"] == choice.technique:
-            return note
-    return ""
+    said = [note for note in map(recognised, stream.notes) if isinstance(note, Sentence)]
+    refused = (note for note in said if note.code == REFUSED)
+    return next((x for x in refused if x.fields["technique"] == choice.technique), "")
 
 
 def _uselessness(found: MemoryStream, stream: MemoryStream, label: str) -> str:

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from flatout.analysis.products import GROUPED
-from flatout.hardware.peaks import ask_module
 
 BUDGET_S = 0.3
 """Time for one product; a slow one is called `MIN_BLOCKS` times whatever that takes."""
@@ -29,41 +30,10 @@ GROUP_OF = 16
 """Rows that groups are made of where they are made up: 16 bytes of any number."""
 DTYPE = "torch."
 """What the name of a number's kind begins with, where one is an argument."""
-LAST_CALL_S = 2.0
-"""Time that is kept for what is under way when the limit comes."""
-
-
-def time_alone(
-    groups: Sequence[Sequence[Mapping[str, Any]]],
-    *,
-    device: str,
-    threads: int,
-    python: str,
-    limit_s: float,
-) -> list[list[dict[str, Any]]]:
-    """Return for each call of each group its `ms` and `n`, or `why` there is none.
-
-    Calls of one group are timed in turn, so that they can be compared.
-    """
-    job = {
-        "groups": [list(group) for group in groups],
-        "device": device,
-        "threads": threads,
-        "limit_s": max(limit_s - LAST_CALL_S, 1.0),
-    }
-    try:
-        found: list[list[dict[str, Any]]] = ask_module(
-            python, __spec__.name, job=job, limit_s=limit_s + 60.0
-        )
-    except ValueError as error:
-        raise ValueError(f"the products alone: {error}") from None
-    return found
 
 
 def run_job(job: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
     """Time every group within the limit."""
-    import torch
-
     torch.set_num_threads(job["threads"])
     deadline = time.perf_counter() + job["limit_s"]
     found = []
@@ -78,8 +48,6 @@ def run_job(job: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
 
 def time_group(group: Sequence[Mapping[str, Any]], device: str) -> list[dict[str, Any]]:
     """Time the calls of one group in turn."""
-    import torch
-
     try:
         runs = [_Run(call, device) for call in group]
         times = _in_turn(runs)
@@ -97,8 +65,6 @@ class _Run:
     """One call with several sets of operands, and how to time a block of it."""
 
     def __init__(self, call: Mapping[str, Any], device: str) -> None:
-        import torch
-
         name = call["operator"].removeprefix("aten::")
         self.operator: Callable[..., Any] = getattr(torch.ops.aten, name)
         self.device = torch.device(device)
@@ -116,8 +82,6 @@ class _Run:
 
     def block_s(self) -> float:
         """Return the seconds of one call, over a block of calls."""
-        import torch
-
         torch.set_float32_matmul_precision("high" if self.is_tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = self.is_tf32
         if self.device.type == "cuda":
@@ -132,8 +96,6 @@ class _Run:
             self.operator(*self.sets[self.at])
 
     def _block_by_events(self) -> float:
-        import torch
-
         event: Any = torch.cuda.Event
         start, end = event(enable_timing=True), event(enable_timing=True)
         start.record()
@@ -160,8 +122,6 @@ def even_ends(left: Any, right: Any, ends: Any) -> Any:
 
     Kernels want groups along a sum to begin at whole lines of their numbers.
     """
-    import torch
-
     along = {(2, 3): left.shape[0], (2, 2): left.shape[1]}
     total = along.get((left.dim(), right.dim()), right.shape[-1])
     step = total // len(ends) // GROUP_OF * GROUP_OF
@@ -172,8 +132,6 @@ def even_ends(left: Any, right: Any, ends: Any) -> Any:
 
 def _made(value: Any, device: Any) -> Any:
     """Return an argument like the one that was described."""
-    import torch
-
     if isinstance(value, list):
         return [_made(item, device) for item in value]
     if isinstance(value, str) and value.startswith(DTYPE):
@@ -189,8 +147,6 @@ def _made(value: Any, device: Any) -> Any:
 
 def _copied(value: Any) -> Any:
     """Return a tensor with the same numbers elsewhere, lying the same way."""
-    import torch
-
     if not isinstance(value, torch.Tensor):
         return value
     extent = 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))

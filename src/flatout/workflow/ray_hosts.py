@@ -29,16 +29,15 @@ END_S = 30.0
 DEBUGGER = "PYTHONBREAKPOINT"
 
 
-def run_on_ray(
-    command: Sequence[str], hosts: int, needs: Mapping[str, float], show: Callable[[bytes], None]
-) -> int:
-    """Start `flatout run ...` on so many hosts of the cluster; return the first exit code not 0.
+def run_on_ray(command: Sequence[str], hosts: int, needs: Mapping[str, float]) -> int:
+    """Start `flatout run ...` on so many hosts of the cluster, and show their output.
+
+    Returns the first exit code that is not 0.
 
     Args:
         command: `run ...`, without `--ray`, `--hosts` and `--rendezvous`.
         hosts: of one training; each has to reach the working folder under the same name.
         needs: what each of them is to have free, by Ray's names: `GPU`, `CPU`.
-        show: takes each line of output, of all hosts.
 
     Raises:
         UserError: without Ray, without a cluster, or where it has too few such hosts.
@@ -49,7 +48,7 @@ def run_on_ray(
         _check_size(ray.nodes(), hosts, needs)
         group = placement_group([dict(needs)] * hosts, strategy="STRICT_SPREAD")
         try:
-            return _train_on(ray, group, command, hosts, show)
+            return _train_on(ray, group, command, hosts)
         finally:
             remove_placement_group(group)
 
@@ -115,9 +114,7 @@ def _check_size(nodes: Sequence[Mapping[str, Any]], hosts: int, needs: Mapping[s
         )
 
 
-def _train_on(
-    ray: Any, group: Any, command: Sequence[str], hosts: int, show: Callable[[bytes], None]
-) -> int:
+def _train_on(ray: Any, group: Any, command: Sequence[str], hosts: int) -> int:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     # Once all its resources are free at the same time; until then it waits, as sbatch does.
@@ -144,17 +141,11 @@ def _train_on(
                 f"--ray: flatout does not run on a host of the cluster: {last_line(error)}"
             ) from None
         words[1:1] = ["--hosts", str(hosts), "--rendezvous", first]
-    followed = [
-        _Followed(
-            ray,
-            f"host {number + 1} of {hosts}",
-            on(_train, number, num_returns="streaming").remote(
-                words, str(Path.cwd()), is_first=number == 0
-            ),
-            show,
-        )
-        for number in range(hosts)
-    ]
+    followed = []
+    for number in range(hosts):
+        train = on(_train, number, num_returns="streaming")
+        training = train.remote(words, str(Path.cwd()), is_first=number == 0)
+        followed.append(_Followed(ray, f"host {number + 1} of {hosts}", training))
     waiting = [*followed]
     code = 0
     try:
@@ -182,8 +173,8 @@ def _wait(hosts: Sequence["_Followed"], most_s: float) -> None:
 class _Followed:
     """The training on one host: a thread shows its lines and keeps its exit code."""
 
-    def __init__(self, ray: Any, name: str, training: Any, show: Callable[[bytes], None]) -> None:
-        self.ray, self.name, self.training, self.show = ray, name, training, show
+    def __init__(self, ray: Any, name: str, training: Any) -> None:
+        self.ray, self.name, self.training = ray, name, training
         self.code = 1
         self.thread = threading.Thread(target=self._follow, daemon=True)
         self.thread.start()
@@ -195,11 +186,16 @@ class _Followed:
                 if isinstance(found, int):
                     self.code = found
                 else:
-                    self.show(found)
+                    _show(found)
         except self.ray.exceptions.TaskCancelledError:
             pass
         except self.ray.exceptions.RayError as error:
-            self.show(f"flatout: {self.name} is lost: {error}\n".encode())
+            _show(f"flatout: {self.name} is lost: {error}\n".encode())
+
+
+def _show(lines: bytes) -> None:
+    sys.stdout.buffer.write(lines)
+    sys.stdout.flush()
 
 
 def _free_endpoint() -> str:

@@ -23,9 +23,7 @@ HEADER = "# A flatout recipe. To train with it: flatout run --with {name} train.
 def read_recipe(path: str | Path, *, may_spread: bool = False) -> Recipe:
     """Return the recipe in a file, checked: every technique and setting in it exists.
 
-    Args:
-        path: of the file.
-        may_spread: whether it may have a table `[parallel]`, which not every command goes by.
+    With `may_spread` it may have a table `[parallel]`, which not every command goes by.
     """
     source = Path(path)
     plain = _load(source)
@@ -65,7 +63,7 @@ def _toml(tables: Mapping[str, Any]) -> str:
     """
     parts = []
     for name, content in tables.items():
-        heading, rows = (f"[{name}]", [content])
+        heading, rows = f"[{name}]", [content]
         if isinstance(content, list):
             heading, rows = f"[[{name}]]", content
         for row in rows:
@@ -111,12 +109,13 @@ def recipe_from_toml(plain: Mapping[str, Any]) -> Recipe:
     for name in plain:
         if name not in TABLES:
             raise UserError(unknown("table", name, TABLES))
-    _check_version(_table(plain, "flatout").get("version"))
-    _only_key(plain, "flatout", "version")
-    workload = _only_key(plain, "workload", "training_loaders")
+    _check_version(_table(plain, "flatout", "version").get("version"))
+    loaders = _table(plain, "workload", "training_loaders").get("training_loaders", [])
+    if not isinstance(loaders, list) or not all(isinstance(item, str) for item in loaders):
+        raise UserError("workload.training_loaders must be a list of texts")
     return Recipe(
-        choices=_choices(plain),
-        training_loaders=_addresses(workload),
+        choices=_choices(plain.get("technique", [])),
+        training_loaders=tuple(loaders),
         parallel=spec_from_toml(_table(plain, "parallel")) if "parallel" in plain else None,
         about=_table(plain, "about"),
     )
@@ -153,7 +152,7 @@ def _check_version(version: object) -> None:
 
 def _load(source: Path) -> dict[str, Any]:
     try:
-        plain: dict[str, Any] = read_toml(source)
+        return read_toml(source)
     except FileNotFoundError:
         raise UserError(
             f"there is no recipe at {source}; 'flatout tune train.py' writes one"
@@ -162,54 +161,33 @@ def _load(source: Path) -> dict[str, Any]:
         raise UserError(f"cannot read the recipe {source}: {error.strerror or error}") from error
     except ValueError as error:
         raise UserError(f"{source} is not a recipe, it is not valid TOML: {error}") from error
-    return plain
 
 
-def _table(plain: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _table(plain: Mapping[str, Any], name: str, *allowed: str) -> dict[str, Any]:
+    """Return a table, which may hold nothing but the allowed keys where some are given."""
     table = plain.get(name, {})
     if not isinstance(table, dict):
         raise UserError(f"{name!r} must be a table: write [{name}] on a line of its own")
-    return table
-
-
-def _only_key(plain: Mapping[str, Any], name: str, allowed: str) -> dict[str, Any]:
-    """Return a table that may hold one key."""
-    table = _table(plain, name)
     for key in table:
-        if key != allowed:
-            raise UserError(unknown("key", f"{name}.{key}", [f"{name}.{allowed}"]))
+        if allowed and key not in allowed:
+            raise UserError(unknown("key", f"{name}.{key}", [f"{name}.{x}" for x in allowed]))
     return table
 
 
-def _choices(plain: Mapping[str, Any]) -> tuple[Choice, ...]:
+def _choices(entries: Any) -> tuple[Choice, ...]:
     """Return the techniques, each there once: of two settings no one could tell which holds."""
-    choices: dict[str, Choice] = {}
-    for choice in map(_choice, _entries(plain)):
-        if choice.technique in choices:
-            raise UserError(f"{choice.technique} is there twice; leave one [[technique]] of it")
-        choices[choice.technique] = choice
-    return tuple(choices.values())
-
-
-def _entries(plain: Mapping[str, Any]) -> list[Any]:
-    entries = plain.get("technique", [])
     if not isinstance(entries, list):
         raise UserError("techniques are a list: write [[technique]] with two brackets")
-    return entries
-
-
-def _choice(entry: object) -> Choice:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise UserError("each [[technique]] needs a name; 'flatout techniques' lists them")
-    settings = {key: value for key, value in entry.items() if key != "name"}
-    return Choice(technique=entry["name"], settings=settings)
-
-
-def _addresses(workload: Mapping[str, Any]) -> tuple[str, ...]:
-    addresses = workload.get("training_loaders", [])
-    if not isinstance(addresses, list) or not all(isinstance(item, str) for item in addresses):
-        raise UserError("workload.training_loaders must be a list of texts")
-    return tuple(addresses)
+    choices: dict[str, Choice] = {}
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise UserError("each [[technique]] needs a name; 'flatout techniques' lists them")
+        name = entry["name"]
+        if name in choices:
+            raise UserError(f"{name} is there twice; leave one [[technique]] of it")
+        settings = {key: value for key, value in entry.items() if key != "name"}
+        choices[name] = Choice(technique=name, settings=settings)
+    return tuple(choices.values())
 
 
 def _without_none(mapping: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,31 +1,34 @@
 """The command `roofline`: what the device can do, and what each product of a step gets of it."""
 
-import time
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from flatout.analysis.product_advice import Change, advised, plan
 from flatout.analysis.products import Seen, attention_flops, seen_products, tile_share, wave_share
 from flatout.hardware.machine import read_machine
-from flatout.hardware.peaks import Peaks, PeaksOf, read_peaks
+from flatout.hardware.peaks import Peaks, PeaksOf, ask_module, read_peaks
 from flatout.launch.trial_process import clean_up_stale_trials, scratch_root
 from flatout.records.errors import UserError
 from flatout.records.machine import Machine
-from flatout.records.messages import words
+from flatout.records.messages import joined, words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.roofline import DeviceCeilings, Product, ProductAdvice, Roofline
 from flatout.records.trial import Workload
 from flatout.records.units import format_share
 from flatout.tuning.passes import PassRunner, Tell, products
-from flatout.workflow.products_alone import time_alone
 
 ARITHMETIC = {
     "cpu": ("float32", "bfloat16"),
     "cuda": ("float32", "tf32", "bfloat16", "float16"),
 }
 """What is measured of each device, alongside what a script uses."""
+ALONE = "flatout.workflow.products_alone"
+"""What the training's own Python runs to time products."""
+LAST_CALL_S = 2.0
+"""Time that is kept for what is under way when the limit comes."""
 FEWEST_LEFT_S = 5.0
 """With less time left nothing is timed."""
 MOST_OF_STEP = 1.2
@@ -36,17 +39,10 @@ KINDS = {"rocm": "cuda"}
 """What torch calls a device that the driver calls otherwise."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Clock:
-    """The command's time."""
-
-    limit_s: float
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def left_s(self) -> float:
-        """Seconds that are left."""
-        return self.limit_s - (time.monotonic() - self.started)
+Groups: TypeAlias = Sequence[Sequence[Mapping[str, Any]]]
+Times: TypeAlias = list[list[dict[str, Any]]]
+Timer = Callable[[Groups], Times]
+"""Times groups of calls alone, as `time_alone` does."""
 
 
 def roofline(
@@ -55,18 +51,9 @@ def roofline(
     recipe: Recipe = Recipe(),
     limit_s: float = 300.0,
     machine: Machine | None = None,
-    python: str = "python",
     tell: Tell = lambda _: None,
 ) -> Roofline:
     """Return the device's ceilings and, with a workload, its products against them.
-
-    Args:
-        workload: A training script; None for the device alone.
-        recipe: Techniques to run the script with.
-        limit_s: Wall time for everything together.
-        machine: What the hardware can do; read when it is not given.
-        python: The interpreter to measure with where there is no workload.
-        tell: Called with what is being done.
 
     Raises:
         UserError: if the device cannot be measured, or the script trains nothing.
@@ -76,11 +63,11 @@ def roofline(
     machine = machine or read_machine(torch=False)
     if workload is None:
         kind = KINDS.get(machine.device.kind, machine.device.kind)
+        stack = {"torch": machine.torch_version, "driver": machine.facts.get("driver", "")}
         return Roofline(
-            ceilings=_ceilings(machine, kind, (), python, tell), environment=_stack(machine)
+            ceilings=_ceilings(machine, kind, (), sys.executable, tell), environment=stack
         )
     clean_up_stale_trials()
-    clock = _Clock(limit_s=limit_s)
     runner = PassRunner(
         workload=workload, recipe=recipe, machine=machine, limit_s=limit_s, tell=tell
     )
@@ -92,7 +79,12 @@ def roofline(
     kind = found["device"] or "cpu"
     used = tuple(sorted({row.product.dtype for row in rows}))
     ceilings = _ceilings(machine, kind, used, workload.python, tell)
-    timer = _Timer(device=kind, threads=found["threads"], python=workload.python, clock=clock)
+    python, threads = workload.python, found["threads"]
+
+    def timer(groups: Groups) -> Times:
+        left_s = runner.left_s
+        return time_alone(groups, device=kind, threads=threads, python=python, limit_s=left_s)
+
     tell(words("progress.alone", n=str(len(rows))))
     rows = _timed(rows, timer, ceilings)
     ceilings = _raised(ceilings, rows)
@@ -112,51 +104,39 @@ def roofline(
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class _Timer:
-    """Times calls alone while there is time."""
+def time_alone(groups: Groups, *, device: str, threads: int, python: str, limit_s: float) -> Times:
+    """Return for each call of each group its `ms` and `n`, or `why` there is none.
 
-    device: str
-    threads: int
-    python: str
-    clock: _Clock
-
-    def times(self, groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[dict[str, Any]]]:
-        """Return what each call took, or why it was not timed."""
-        if self.clock.left_s < FEWEST_LEFT_S:
-            why = words("roofline.no_time")
-            return [[{"why": why} for _ in group] for group in groups]
+    Calls of one group are timed in turn, so that they can be compared.
+    """
+    why: str = words("roofline.no_time")
+    if limit_s >= FEWEST_LEFT_S:
+        most_s = limit_s - LAST_CALL_S
+        job = {"groups": groups, "device": device, "threads": threads, "limit_s": most_s}
         try:
-            return time_alone(
-                groups,
-                device=self.device,
-                threads=self.threads,
-                python=self.python,
-                limit_s=self.clock.left_s,
-            )
-        except ValueError as reason:
-            return [[{"why": str(reason)} for _ in group] for group in groups]
+            found: Times = ask_module(python, ALONE, job=job, limit_s=limit_s + 60.0)
+            return found
+        except ValueError as error:
+            why = joined("the products alone", str(error), joint="joint.because")
+    return [[{"why": why} for _ in group] for group in groups]
 
 
-def _timed(rows: Sequence[Seen], timer: _Timer, ceilings: DeviceCeilings) -> tuple[Seen, ...]:
+def _timed(rows: Sequence[Seen], timer: Timer, ceilings: DeviceCeilings) -> tuple[Seen, ...]:
     """Return the products with their times, the largest part of the step first."""
     largest = sorted(rows, key=lambda row: -row.product.count * row.product.flops)
-    times = timer.times([[row.call] for row in largest])
+    times = timer([[row.call] for row in largest])
     found = [
-        replace(row, product=_with_shares(_with_time(row.product, alone[0]), ceilings))
-        for row, alone in zip(largest, times, strict=True)
+        replace(row, product=_with_time(row.product, alone, ceilings))
+        for row, (alone,) in zip(largest, times, strict=True)
     ]
     return tuple(sorted(found, key=lambda row: -(row.product.step_ms or 0.0)))
 
 
-def _with_time(product: Product, alone: Mapping[str, Any]) -> Product:
-    if "why" in alone:
-        return replace(product, why=alone["why"])
-    return replace(product, ms=alone["ms"], n_timed=alone["n"])
-
-
-def _with_shares(product: Product, ceilings: DeviceCeilings) -> Product:
-    """Add how the sizes suit the processors of a GPU."""
+def _with_time(product: Product, alone: Mapping[str, Any], ceilings: DeviceCeilings) -> Product:
+    """Add the time, and how the sizes suit the processors of a GPU."""
+    product = replace(
+        product, ms=alone.get("ms"), n_timed=alone.get("n", 0), why=alone.get("why", "")
+    )
     if not ceilings.processors or product.operator == "convolution_backward":
         return product  # two products of different sizes in one call
     m, n = product.m, product.n
@@ -180,14 +160,14 @@ def _raised(ceilings: DeviceCeilings, rows: Sequence[Seen]) -> DeviceCeilings:
 
 
 def _advice(
-    rows: Sequence[Seen], timer: _Timer, ceilings: DeviceCeilings
+    rows: Sequence[Seen], timer: Timer, ceilings: DeviceCeilings
 ) -> tuple[ProductAdvice, ...]:
     """Return what was foreseen, timed in turn with what it would replace."""
     changes = plan(rows, ceilings)
     groups = [
         [rows[place].call, call] for change in changes for place, call in change.calls.items()
     ]
-    times = iter(timer.times(groups) if groups else [])
+    times = iter(timer(groups) if groups else [])
     found = [advised(change, rows, _pairs(change, times)) for change in changes]
     return tuple(sorted(found, key=lambda advice: -(advice.saved_ms or 0.0)))
 
@@ -274,7 +254,3 @@ def _noted(found: Roofline, profile: Profile, *, is_compiled: bool) -> Roofline:
     if is_compiled or any(model.is_compiled for model in profile.models):
         notes.append(words("roofline.compiled"))
     return replace(found, notes=tuple(notes))
-
-
-def _stack(machine: Machine) -> dict[str, Any]:
-    return {"torch": machine.torch_version, "driver": machine.facts.get("driver", "")}

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from flatout.records.parallel import (
     script_settings,
     spec_for,
 )
+from flatout.records.plan import Plan, Rung
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics, hook_points_of, name_of
 from flatout.records.trial import Workload
@@ -53,53 +54,11 @@ from flatout.tuning.trials import ENTRY
 from flatout.workflow.hosts import ONE_HOST, Hosts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittingRecipe:
-    """Techniques of a plan that would fit."""
-
-    choices: tuple[Choice, ...]
-    saved_bytes: int
-    time_ratio: float
-
-    @property
-    def label(self) -> str:
-        """One line for people."""
-        names = " + ".join(choice.label for choice in self.choices)
-        saved, ratio = format_bytes(self.saved_bytes), f"{self.time_ratio:.2f}"
-        return words("run.way", techniques=names, saved=saved, ratio=ratio)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
-    """What `flatout plan --json` predicted, as far as a run needs it."""
-
-    device: str
-    bytes: Mapping[str, int]
-    """At the peak of a steady step `allocated` and `reserved`, and the `workspace` in them."""
-    fits: bool
-    """Whether the script was said to fit as it is."""
-    ways: tuple[FittingRecipe, ...] = ()
-    """What fits, the fastest first."""
-
-    def for_child(self) -> dict[str, Any]:
-        """Return what the training process compares itself with."""
-        return {"device": self.device, **self.bytes}
-
-
-def read_plan(path: Path) -> RunPlan:
-    """Read the plan that `flatout plan --json` wrote."""
+def read_plan(path: Path) -> Plan:
+    """Read the plan that `flatout plan --json` wrote, but for the ways to spread the training."""
     try:
-        plain = read_json(path)
-        return RunPlan(
-            device=plain["device"],
-            bytes={
-                "allocated": int(plain["allocated"]["bytes"]),
-                "reserved": int(plain["reserved"]["bytes"]),
-                "workspace": int(plain["components"].get("workspace", {"bytes": 0})["bytes"]),
-            },
-            fits=bool(plain["fits"]),
-            ways=tuple(_ways(plain.get("ladder", ()))),
-        )
+        plan = from_plain(Plan, read_json(path) | {"parallel": [], "advice": None})
+        _fitting(plan)  # a label that is none is refused here, and not when memory has run out
     except OSError as error:
         raise UserError(
             f"cannot read the plan {path}: {error.strerror}; 'flatout plan --json' writes one"
@@ -108,37 +67,28 @@ def read_plan(path: Path) -> RunPlan:
         raise UserError(
             f"{path} is no plan ({type(error).__name__}: {error}); 'flatout plan --json' writes one"
         ) from None
+    return plan
 
 
-def _ways(ladder: Sequence[Mapping[str, Any]]) -> Iterator[FittingRecipe]:
-    for rung in ladder:
-        if not rung["fits"] or not rung["choices"] or rung.get("changes_training"):
-            continue
-        choices = tuple(Choice.from_label(label) for label in rung["choices"])
-        if all(map(_can_be_built, choices)):
-            yield FittingRecipe(
-                choices=choices,
-                saved_bytes=int(rung["saved_bytes"]),
-                time_ratio=float(rung["time_ratio"]),
-            )
+def _fitting(plan: Plan) -> list[tuple[Rung, Recipe]]:
+    """Return the ways of a plan that fit and train the same, each with its techniques."""
+    found = []
+    for rung in plan.ladder:
+        if rung.fits and rung.choices and not rung.changes_training:
+            recipe = Recipe(choices=tuple(map(Choice.from_label, rung.choices)))
+            with contextlib.suppress(UserError):  # a smaller batch is the script's business
+                catalogue.build(recipe)
+                found.append((rung, recipe))
+    return found
 
 
-def _can_be_built(choice: Choice) -> bool:
-    """Return whether a label names a technique: a smaller batch is the script's business."""
-    try:
-        catalogue.build(Recipe(choices=(choice,)))
-    except UserError:
-        return False
-    return True
-
-
-def next_recipes(recipe: Recipe, plan: RunPlan | None) -> Iterator[Recipe]:
+def next_recipes(recipe: Recipe, plan: Plan | None) -> Iterator[Recipe]:
     """Yield what to try after a recipe ran out of memory, each more saving than the one before.
 
     The plan's ways that fit come first; then flatout's own ladder, one technique on top of the
     other.
     """
-    for way in plan.ways if plan else ():
+    for _rung, way in _fitting(plan) if plan else ():
         found = recipe
         for choice in way.choices:
             found = found.plus(choice)
@@ -157,18 +107,23 @@ def tell(text: str, language: str = ENGLISH) -> None:
     sys.stderr.flush()
 
 
-def tell_exhaustion(where: str, plan: RunPlan | None, target: str, language: str = ENGLISH) -> None:
+def tell_exhaustion(where: str, plan: Plan | None, target: str, language: str = ENGLISH) -> None:
     """Say where memory ran out, and what would have fit."""
     tell(words("run.out_of_memory", where=where), language)
     said = words("run.no_way")
     if plan is None:
         said = words("run.no_plan", target=target)
     elif plan.fits:
-        size = format_bytes(plan.bytes["reserved"])
+        size = format_bytes(plan.reserved.bytes)
         said = words("run.should_fit", size=size, device=plan.device)
-    elif plan.ways:
-        said = words("run.ways", ways=joined(*(way.label for way in plan.ways[:3])))
+    elif ways := _fitting(plan)[:3]:
+        said = words("run.ways", ways=joined(*(_label(rung) for rung, _ in ways)))
     tell(said, language)
+
+
+def _label(rung: Rung) -> str:
+    saved, ratio = format_bytes(rung.saved_bytes), f"{rung.time_ratio:.2f}"
+    return words("run.way", techniques=" + ".join(rung.choices), saved=saved, ratio=ratio)
 
 
 REPLACED_HOOK_POINTS = frozenset({"epoch", "batches", "model", "forward", "backward", "optimizer"})
@@ -184,7 +139,7 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 class RunOptions:
     """What a run does alongside the training."""
 
-    plan: RunPlan | None = None
+    plan: Plan | None = None
     """Held against the second step."""
     adapts: bool = False
     """Whether it starts again, with techniques that save memory, when that ran out."""
@@ -214,7 +169,9 @@ def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) 
         return code
     again = replace(workload, arguments=(*workload.arguments, *options.resume_arguments))
     for adapted in next_recipes(recipe, options.plan):
-        _tell_restart(again, adapted, options)
+        tell(words("run.starting_again", recipe=adapted.label), language)
+        resumes = words("run.resumes_as", command=again.command_line)
+        tell(resumes if options.resume_arguments else words("run.from_the_beginning"), language)
         code, noted = _train(again, adapted, options)
         if noted is None:
             return code
@@ -305,14 +262,6 @@ def _spread_task(
     return spread, replace(recipe, parallel=spec)
 
 
-def _tell_restart(workload: Workload, recipe: Recipe, options: RunOptions) -> None:
-    tell(words("run.starting_again", recipe=recipe.label), options.language)
-    if options.resume_arguments:
-        tell(words("run.resumes_as", command=workload.command_line), options.language)
-    else:
-        tell(words("run.from_the_beginning"), options.language)
-
-
 def _train(
     workload: Workload, recipe: Recipe, options: RunOptions
 ) -> tuple[int, Mapping[str, Any] | None]:
@@ -390,12 +339,23 @@ def _spec(recipe: Recipe, folder: Path, options: RunOptions) -> TrialSpec:
         mode="run",
         recipe=recipe,
         status_folder=str(folder),
-        plan=options.plan.for_child() if options.plan else None,
+        plan=_for_child(options.plan) if options.plan else None,
         records_run=options.keep is not None,
         says=messages(options.language).family("run.training"),
         language=options.language,
         prefix=sys.prefix,
     )
+
+
+def _for_child(plan: Plan) -> dict[str, Any]:
+    """Return what the training process compares itself with, at the peak of a steady step."""
+    workspace = plan.components.get("workspace")
+    return {
+        "device": plan.device,
+        "allocated": plan.allocated.bytes,
+        "reserved": plan.reserved.bytes,
+        "workspace": workspace.bytes if workspace else 0,
+    }
 
 
 @contextlib.contextmanager

@@ -66,9 +66,8 @@ def survey(
         UserError: if the out folder cannot be used, or another tuning writes there.
     """
     clean_up_stale_trials()
-    machine = machine or read_machine(torch=False)
     with held_out(options.out):
-        return _survey(workload, options, tell, machine)
+        return _survey(workload, options, tell, machine or read_machine(torch=False))
 
 
 def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Machine) -> Survey:

@@ -17,6 +17,7 @@ from flatout import rules
 from flatout.data.format import STORES, TIMED_SAMPLE
 from flatout.hardware.machine import read_machine
 from flatout.launch.trial_process import clean_up_stale_trials, compile_cache
+from flatout.records import catalogue
 from flatout.records.ablation import Ablation
 from flatout.records.errors import UserError, unknown
 from flatout.records.json_records import to_plain
@@ -97,6 +98,10 @@ class TuneOptions:
     """Tells the seconds that the budget counts."""
     wait: Callable[[float], None] = wait_for_quiet
     """Waits for other processes to leave the cores alone, for so many seconds at most."""
+
+    def __post_init__(self) -> None:
+        for name in (*self.only, *self.skip):
+            catalogue.technique_class(name)
 
 
 def tune(
@@ -389,14 +394,10 @@ def _ablation(tuned: Tuned, runner: TrialRunner) -> Ablation:
         n, played = str(1 + len(history.elsewhere)), str(sum(history.elsewhere.values()))
         state.notes.append(words("hosts.measured", n=n, pairs=played))
     if history.disturbed:
-        state.notes.append(
-            words(
-                f"tune_note.disturbed_{'count' if history.accepts_load else 'lost'}",
-                n=str(history.disturbed),
-                trials=str(history.timed),
-                time=format_duration(history.lost_s),
-            )
-        )
+        name = "disturbed_count" if history.accepts_load else "disturbed_lost"
+        counts = {"n": str(history.disturbed), "trials": str(history.timed)}
+        lost = format_duration(history.lost_s)
+        state.notes.append(words(f"tune_note.{name}", **counts, time=lost))
     return Ablation(
         workload=runner.workload.command_line,
         baseline=_with_processes(baseline, state.baseline, history),

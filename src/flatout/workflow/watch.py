@@ -1,11 +1,14 @@
 """The command `watch`: look at a running job, at the GPUs and at the host, again and again."""
 
+import contextlib
 import datetime
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from flatout.hardware.counters import open_sources, readings_of, same_device
 from flatout.hardware.gpus import Gpu, read_driver
@@ -35,6 +38,14 @@ QUIET_STEPS = 5.0
 """A job is quiet when its last step is longer ago than ten seconds and than five steps."""
 RECORDS = "status-*.json"
 COMPUTING = ("forward", "backward", "optimizer")
+REASONS = {
+    "busy_share": "not_timed",
+    "samples_per_s": "no_samples",
+    "loss": "no_loss",
+    "step_ms": "no_step",
+    "memory_bytes": "no_process",
+}
+"""Of each number that may be unknown: the message that says why it is."""
 
 
 class Watcher:
@@ -77,25 +88,21 @@ class Watcher:
     def _job(self) -> LiveJob | None:
         if self.folder is not None:
             return read_job(self.folder)
-        for folder in running_folders(scratch_root()):
-            job = read_job(folder)
-            if job is not None:
-                # Trials of one measurement follow each other, each in a folder of its own.
-                self.facts = find_job(folder) or self.facts
-                return job
-        return None
+        root = scratch_root()
+        found = map(read_job, (folder for pattern in FOLDERS for folder in root.glob(pattern)))
+        newest = min(filter(None, found), key=lambda job: job.elapsed_s, default=None)
+        if newest is not None:
+            # Trials of one measurement follow each other, each in a folder of its own.
+            self.facts = find_job(Path(newest.folder)) or self.facts
+        return newest
 
-    def _notes(self, job: LiveJob | None) -> list[str]:
-        notes: list[str] = []
+    def _notes(self, job: LiveJob | None) -> Iterator[str]:
         if self.is_over:
-            notes.append(words("watch.ended"))
-        elif job is None and self.facts is not None:
-            notes.append(words("watch.between"))
+            yield words("watch.ended")
         elif job is None:
-            notes.append(words("watch.no_job"))
+            yield words("watch.no_job" if self.facts is None else "watch.between")
         if self.sources.trouble:
-            notes.append(words("watch.no_gpu", why=self.sources.trouble))
-        return notes
+            yield words("watch.no_gpu", why=self.sources.trouble)
 
     def _gpus(self, job: LiveJob | None) -> tuple[LiveGpu, ...]:
         used = [trainer.device_uuid for trainer in job.trainers] if job else []
@@ -118,23 +125,14 @@ def look_once(folder: Path | None = None) -> LiveView:
     Raises:
         UserError: if the folder is not that of a running job.
     """
-    watcher = Watcher(folder)
-    try:
-        time.sleep(FIRST_S)
-        return watcher.look()
-    finally:
-        watcher.close()
+    with contextlib.closing(watch(folder)) as views:
+        return next(views)
 
 
-def watch(
-    folder: Path | None, show: Callable[[LiveView], None], *, waits_for_jobs: bool = True
-) -> None:
-    """Show a view every second until the job has ended; without one, until interrupted.
+def watch(folder: Path | None, *, waits_for_jobs: bool = True) -> Generator[LiveView, None, None]:
+    """Yield a view every second until the job has ended, of the newest one if no folder is named.
 
-    Args:
-        folder: The run folder to watch; None for the newest running job.
-        show: Called with each view.
-        waits_for_jobs: Whether to go on where no job runs; else one view is shown.
+    Where no job runs it goes on until it is interrupted, or ends after one view.
 
     Raises:
         UserError: if the folder is not that of a running job.
@@ -143,24 +141,12 @@ def watch(
     try:
         time.sleep(FIRST_S)
         while True:
-            view = watcher.look()
-            show(view)
+            yield watcher.look()
             if watcher.is_over or (watcher.facts is None and not waits_for_jobs):
                 return
             time.sleep(EVERY_S)
     finally:
         watcher.close()
-
-
-def running_folders(root: Path) -> list[Path]:
-    """Return the folders of running jobs below the scratch root, the newest first."""
-    found = []
-    for pattern in FOLDERS:
-        for folder in root.glob(pattern):
-            facts = find_job(folder)
-            if facts is not None and lives(facts):
-                found.append((float(facts["began_at"]), folder))
-    return [folder for _, folder in sorted(found, reverse=True)]
 
 
 def read_job(folder: Path) -> LiveJob | None:
@@ -194,32 +180,30 @@ def _named_job(folder: Path) -> dict[str, Any]:
 
 def _trainers(folder: Path) -> tuple[LiveTrainer, ...]:
     """Return the training processes that live, by rank."""
-    now_s = time.perf_counter()
-    found = [_find_trainer(path, now_s) for path in folder.glob(RECORDS)]
+    found = (_find_trainer(path) for path in folder.glob(RECORDS))
     return tuple(sorted(filter(None, found), key=lambda trainer: trainer.rank))
 
 
-def _find_trainer(path: Path, now_s: float) -> LiveTrainer | None:
+def _find_trainer(path: Path) -> LiveTrainer | None:
     """Return what one record tells; None where it was withdrawn, or its process was killed."""
     try:
         record = read_json(path)
-        return _trainer(record, now_s) if is_alive(int(record["pid"])) else None
+        return _trainer(record) if is_alive(int(record["pid"])) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _trainer(record: Mapping[str, Any], now_s: float) -> LiveTrainer:
-    seconds = dict(record["seconds"])
+def _trainer(record: Mapping[str, Any]) -> LiveTrainer:
+    seconds, device = dict(record["seconds"]), record["device"]
     total_s = sum(seconds.values())
     shares = {name: value / total_s for name, value in seconds.items()} if total_s else {}
-    device = record["device"]
     is_cpu = device["kind"] == "cpu"
     over_s, steps = float(record["over_s"]), int(record["over_steps"])
     trainer = LiveTrainer(
         pid=int(record["pid"]),
         rank=int(record["rank"]),
         step=int(record["step"]),
-        age_s=max(0.0, now_s - float(record["at_s"])),
+        age_s=max(0.0, time.perf_counter() - float(record["at_s"])),
         step_ms=1e3 * over_s / steps if steps else None,
         samples_per_s=record["over_samples"] / over_s if record["over_samples"] else None,
         shares=shares,
@@ -230,24 +214,11 @@ def _trainer(record: Mapping[str, Any], now_s: float) -> LiveTrainer:
         memory_bytes=_resident_bytes(record["pid"]) if is_cpu else device["allocated_bytes"],
         busy_share=sum(shares.get(name, 0.0) for name in COMPUTING) if is_cpu else None,
     )
-    return replace(trainer, missing=_missing(trainer))
-
-
-def _missing(trainer: LiveTrainer) -> dict[str, str]:
-    reasons = {
-        "busy_share": "not_timed",
-        "samples_per_s": "no_samples",
-        "loss": "no_loss",
-        "step_ms": "no_step",
-        "memory_bytes": "no_process",
-    }
-    unknown = {name: why for name, why in reasons.items() if getattr(trainer, name) is None}
-    return {name: words(f"watch.{why}") for name, why in unknown.items()}
+    unknown = {name: why for name, why in REASONS.items() if getattr(trainer, name) is None}
+    return replace(trainer, missing={x: words(f"watch.{why}") for x, why in unknown.items()})
 
 
 def _resident_bytes(pid: int) -> int | None:
-    import psutil
-
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except (OSError, psutil.Error):

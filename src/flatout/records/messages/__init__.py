@@ -7,8 +7,8 @@ no such sentence (a script's own words) stays as it is. A sentence that was writ
 English text, or by code that cannot read the catalogue, is known again by its message.
 
 What is said in plain English and by no name is known by its text alone: `plain_ko.toml` has it in
-Korean. A technique or a rule is one module, so what it says may be in that, in a text called
-KOREAN: lines of English, each with its Korean indented below it.
+Korean. A technique, a rule or a command is one module, so what it says may be in that, in a text
+called KOREAN: lines of English, each with its Korean indented below it.
 """
 
 import re
@@ -254,8 +254,8 @@ def plain_texts() -> Mapping[str, str]:
     found: dict[str, str] = {}
     for table in parse_toml((folder / "plain_ko.toml").read_text(encoding="utf-8")).values():
         found |= table
-    source = folder.parents[1]
-    for path in (*source.glob("techniques/**/*.py"), *source.glob("rules/**/*.py")):
+    plug_ins = ("techniques", "rules", "cli")
+    for path in (p for kind in plug_ins for p in folder.parents[1].glob(f"{kind}/**/*.py")):
         for block in OWN.findall(path.read_text(encoding="utf-8")):
             pairs = PAIR.findall(block)
             found |= {" ".join(one.split()): " ".join(other.split()) for one, other in pairs}
