@@ -12,7 +12,7 @@ try:
 except NotApplicable as reason:
     pytest.skip(str(reason), allow_module_level=True)
 
-CASES = [resample._case(random.Random(number), resample.KINDS) for number in range(1000, 1200)]
+CASES = [resample._case(random.Random(number)) for number in range(1000, 1200)]
 
 
 @pytest.mark.parametrize("kind", sorted(resample.KINDS))

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.profiler import ProfilerActivity, profile
 
 from flatout.agent.task_loop import training_steps
-from flatout.parallel.task_model import whole_of
+from flatout.parallel.engines import whole_of
 from flatout.parallel.task_training import TaskTraining
 from flatout.records.errors import UserError
 from flatout.records.parallel import ParallelSpec

@@ -1,15 +1,12 @@
-"""One step of a small model under each strategy, in real ranks (gloo) or as one traced rank.
+"""One step of a small model under each strategy on four ranks, with what they exchange counted.
 
-torchrun ... spread_steps.py real OUT.json     all strategies, by the ranks that there are
-python spread_steps.py traced OUT.json RANK RANKS
-python spread_steps.py thousand OUT.json       rank 517 of 1,024, of a model of 2.1e9 parameters
+torchrun ... spread_steps.py OUT.json
 """
 
 import contextlib
 import json
-import resource
 import sys
-from dataclasses import asdict
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -26,19 +23,64 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-
-from tests.parallel.volume import (
-    VolumeCounter,
-    absent_ranks,
-    axes_of,
-    reduced_by_hook,
-    without_values,
-)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 WIDTH, BLOCKS, ROWS, MICROBATCHES = 32, 4, 8, 4
-IS_TRACED = sys.argv[1:2] == ["traced"]
-if sys.argv[1:2] == ["thousand"]:
-    WIDTH, BLOCKS = 8192, 4
+NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional")
+"""Of the operators that exchange something: those of process groups, and DTensor's."""
+NOT_COUNTED = ("wait", "wrap", "barrier", "monitored_barrier")
+KINDS = {
+    "allgather_into_tensor_coalesced": "all_gather",
+    "allgather_base": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "recv_any_source": "recv",
+}
+"""Names of one collective in the two families of operators."""
+
+
+class VolumeCounter(TorchDispatchMode):
+    """Counts collectives and their bytes by axis and kind while it is entered."""
+
+    def __init__(self, mesh):
+        super().__init__()
+        self.axes = {mesh[axis].get_group().group_name: axis for axis in mesh.mesh_dim_names}
+        """By the names of their process groups; what is not named is `world`."""
+        self.calls, self.sizes = Counter(), Counter()
+
+    @property
+    def found(self):
+        """What was exchanged, as `axis kind`; bytes are those of each call's whole tensor."""
+        return {
+            " ".join(key): {"calls": self.calls[key], "bytes": self.sizes[key]}
+            for key in sorted(self.calls)
+        }
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run the operator and count it where it exchanges something."""
+        result = func(*args, **(kwargs or {}))
+        kind = func.__name__.partition(".")[0].strip("_")
+        if func.namespace in NAMESPACES and not kind.startswith(NOT_COUNTED):
+            given = tree_leaves((args, kwargs))
+            tensors = [x for x in (*given, *tree_leaves(result)) if isinstance(x, torch.Tensor)]
+            key = self._axis(given), KINDS.get(kind, kind)
+            self.calls[key] += 1
+            self.sizes[key] += max((x.numel() * x.element_size() for x in tensors), default=0)
+        return result
+
+    def _axis(self, given):
+        for one in given:
+            if isinstance(one, str) and one in self.axes:
+                return self.axes[one]
+            if isinstance(one, torch.ScriptObject):
+                with contextlib.suppress(RuntimeError, TypeError):
+                    name = dist.ProcessGroup.unbox(one).group_name
+                    return self.axes.get(name, "world")
+        return "world"
 
 
 class Block(nn.Module):
@@ -52,6 +94,7 @@ class Block(nn.Module):
 
 
 def model(blocks=BLOCKS):
+    torch.manual_seed(0)
     return nn.Sequential(*(Block() for _ in range(blocks)))
 
 
@@ -59,15 +102,6 @@ def sharded(built, mesh, *, reshards):
     for block in built:
         fully_shard(block, mesh=mesh, reshard_after_forward=reshards)
     return fully_shard(built, mesh=mesh, reshard_after_forward=reshards)
-
-
-def ddp(_mesh):
-    built = model()
-    if not IS_TRACED:
-        return DistributedDataParallel(built)
-    built = DistributedDataParallel(built, init_sync=False)
-    reduced_by_hook(built)
-    return built
 
 
 def tensor_parallel(built, mesh, *, splits_sequence):
@@ -84,7 +118,7 @@ def tensor_parallel(built, mesh, *, splits_sequence):
 
 
 STRATEGIES = {
-    "ddp": ((4,), ("dp",), ddp),
+    "ddp": ((4,), ("dp",), lambda _: DistributedDataParallel(model())),
     "zero2": ((4,), ("dp",), lambda m: sharded(model(), m, reshards=False)),
     "zero3": ((4,), ("dp",), lambda m: sharded(model(), m, reshards=True)),
     "hybrid": ((2, 2), ("replicate", "shard"), lambda m: sharded(model(), m, reshards=True)),
@@ -106,63 +140,43 @@ PIPELINES = {
 }
 
 
-def prepared(build):
-    if IS_TRACED:
-        return without_values(build)
-    torch.manual_seed(0)
-    return build(), contextlib.nullcontext()
-
-
 def counted(name):
     """Return what this rank exchanges in one step under a strategy."""
     if name in PIPELINES:
         return counted_in_pipeline(*PIPELINES[name])
     sizes, axes, build = STRATEGIES[name]
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=axes)
-    if name == "ddp" and IS_TRACED:
-        # Its reducer needs parameters with memory: they are real, and nothing is exchanged.
-        built, mode = build(mesh), contextlib.nullcontext()
-    else:
-        built, mode = prepared(lambda: build(mesh))
-    counter = VolumeCounter(axes_of(mesh))
-    with mode:
-        optimizer = torch.optim.AdamW(built.parameters(), foreach=False)
-        rows = torch.ones(ROWS, WIDTH)
-        with counter:
-            out = built(rows)
-            out = out.to_local() if hasattr(out, "to_local") else out
-            out.square().mean().backward()
-            optimizer.step()
-    return {key: asdict(value) for key, value in counter.found.items()}
+    built, counter = build(mesh), VolumeCounter(mesh)
+    optimizer = torch.optim.AdamW(built.parameters(), foreach=False)
+    with counter:
+        out = built(torch.ones(ROWS, WIDTH))
+        out = out.to_local() if hasattr(out, "to_local") else out
+        out.square().mean().backward()
+        optimizer.step()
+    return counter.found
 
 
 def counted_in_pipeline(sizes, axes, schedule, reshards):
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=axes)
     stages, number = mesh["pp"].size(), mesh["pp"].get_local_rank()
-
-    def build():
-        part = model(BLOCKS // stages)
-        return part if reshards is None else sharded(part, mesh["dp"], reshards=reshards)
-
-    built, mode = prepared(build)
-    counter = VolumeCounter(axes_of(mesh))
-    with mode:
-        shape = torch.zeros(ROWS // MICROBATCHES, WIDTH, requires_grad=True)
-        stage = PipelineStage(
-            built,
-            number,
-            stages,
-            torch.device("cpu"),
-            input_args=(shape.detach(),) if number == 0 else (shape,),
-            output_args=shape,
-            group=mesh["pp"].get_group(),
-        )
-        steps = schedule(stage, MICROBATCHES, loss_fn=lambda out, _: out.square().mean())
-        if not IS_TRACED:
-            run(steps, number, stages)  # the first step votes, and makes the pairs' groups
-        with counter:
-            run(steps, number, stages)
-    return {key: asdict(value) for key, value in counter.found.items()}
+    part = model(BLOCKS // stages)
+    if reshards is not None:
+        part = sharded(part, mesh["dp"], reshards=reshards)
+    shape = torch.zeros(ROWS // MICROBATCHES, WIDTH, requires_grad=True)
+    stage = PipelineStage(
+        part,
+        number,
+        stages,
+        torch.device("cpu"),
+        input_args=(shape.detach(),) if number == 0 else (shape,),
+        output_args=shape,
+        group=mesh["pp"].get_group(),
+    )
+    steps = schedule(stage, MICROBATCHES, loss_fn=lambda out, _: out.square().mean())
+    run(steps, number, stages)  # the first step votes, and makes the pairs' groups
+    with VolumeCounter(mesh) as counter:
+        run(steps, number, stages)
+    return counter.found
 
 
 def run(steps, number, stages):
@@ -171,42 +185,9 @@ def run(steps, number, stages):
     steps.step(*rows, **target)
 
 
-def thousand():
-    """Return what one rank of 1,024 exchanges, sharded over 128 and split over 8.
-
-    With it the MiB by which that raised the peak of what the process has in memory.
-    """
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with absent_ranks(517, 1024):
-        mesh = init_device_mesh("cpu", (128, 8), mesh_dim_names=("dp", "tp"))
-
-        def build():
-            built = tensor_parallel(model(), mesh["tp"], splits_sequence=False)
-            return sharded(built, mesh["dp"], reshards=True)
-
-        built, mode = without_values(build)
-        counter = VolumeCounter(axes_of(mesh))
-        with mode, counter:
-            built(torch.ones(ROWS, WIDTH)).square().mean().backward()
-    found = {key: asdict(value) for key, value in counter.found.items()}
-    return {**found, "mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024}
-
-
-def main(kind, path, *place):
-    if kind == "thousand":
-        found = thousand()
-    elif kind == "traced":
-        found = {}
-        for name in (*STRATEGIES, *PIPELINES):
-            with absent_ranks(int(place[0]), int(place[1])):
-                found[name] = counted(name)
-    else:
-        dist.init_process_group("gloo")
-        found = {name: counted(name) for name in (*STRATEGIES, *PIPELINES)}
-        path = f"{path}.{dist.get_rank()}"
-        dist.destroy_process_group()
-    Path(path).write_text(json.dumps(found, indent=1), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    dist.init_process_group("gloo")
+    found = {name: counted(name) for name in (*STRATEGIES, *PIPELINES)}
+    if dist.get_rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    dist.destroy_process_group()

@@ -35,15 +35,6 @@ def test_a_pipeline_waits_for_its_slowest_stage_and_fills_with_all():
     assert cost.total_s == 10.0
 
 
-def test_interleaving_shortens_the_bubble():
-    stages = (Work(flops=1.0),) * 4
-
-    plain = step_cost(StepWork(stages=stages, microbatches=4), UNIT)
-    twice = step_cost(StepWork(stages=stages, microbatches=4, stages_per_rank=2), UNIT)
-
-    assert twice.bubble_s == plain.bubble_s / 2
-
-
 def test_backward_of_the_last_microbatch_hides_gradients():
     work = (Work(flops=3.0),)
 

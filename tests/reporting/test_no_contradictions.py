@@ -219,8 +219,17 @@ def test_findings_on_different_phases_are_no_more_than_the_step(facts):
         assert found.get(part, 0.0) <= facts.lost_to_data + EXACT
 
 
-RULES = {
-    code: importlib.import_module(module)
+def turns_in_test_of(module):
+    """Return which way a rule's advice turns settings that others turn, too, by its sentence.
+
+    The test module of the rule says it ("more", "fewer", "not more").
+    """
+    package, _, rule = module.removeprefix("flatout.").rpartition(".")
+    return getattr(importlib.import_module(f"tests.{package}.test_{rule}"), "TURNS", {})
+
+
+TURNS = {
+    code: turns_in_test_of(module)
     for code, module in catalogue.module_names(rules).items()
     if module.startswith(rules.FAMILIES)
 }
@@ -230,7 +239,7 @@ TURNED = re.compile(r"\bworkers?\b|larger batch|torch\.?_?compile|lower(?: the)?
 def turns_of(finding):
     """Return the settings that a finding's advice turns, each with the way."""
     name = finding.next.code.rpartition(".")[2]
-    return getattr(RULES[finding.code], "TURNS", {}).get(name, {})
+    return TURNS[finding.code].get(name, {})
 
 
 @given(profiles())
@@ -252,9 +261,9 @@ def test_advice_on_a_shared_setting_says_which_way_it_turns_it():
         (code, name): text
         for key, text in ENGLISH.texts.items()
         for _finding, code, name in [(*key.split("."), "", "")[:3]]
-        if code in RULES and name.startswith("next")
+        if code in TURNS and name.startswith("next")
     }
-    declared = {(code, name) for code, rule in RULES.items() for name in getattr(rule, "TURNS", ())}
+    declared = {(code, name) for code, names in TURNS.items() for name in names}
     commands = {("blocked_reads", "next_foreign")}  # the sentence of data_wait
 
     silent = {key for key, text in advice.items() if TURNED.search(text)} - declared

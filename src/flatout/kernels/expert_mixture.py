@@ -38,16 +38,12 @@ def grouped_linear(
     weights: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor] | None,
     counts: Sequence[int],
-    sizes: torch.Tensor | None = None,
+    sizes: torch.Tensor,
 ) -> torch.Tensor:
     """Return `linear(rows of group i, weights[i], biases[i])` for all groups in one tensor.
 
-    Args:
-        x: Rows, sorted by group.
-        weights: One of each group, outputs by inputs.
-        biases: The same, None for none.
-        counts: Rows of each group.
-        sizes: The same alongside the rows; without it they travel there, and a GPU is waited for.
+    The rows of `x` are sorted by group, `counts` says how many each has; `sizes` is the same on
+    the device of the rows, as sending the counts there would wait for a GPU.
     """
     if x.is_cuda:
         kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
@@ -73,16 +69,15 @@ def _by_kernel(
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor] | None,
-    counts: Sequence[int],
-    sizes: torch.Tensor | None = None,
+    _counts: Sequence[int],
+    sizes: torch.Tensor,
 ) -> torch.Tensor:
     """Multiply by torch's grouped kernel; written for GPUs, where it has not run yet."""
-    sizes = _beside(x, counts) if sizes is None else sizes
     ends = sizes.cumsum(0, dtype=torch.int32)
     found: torch.Tensor = torch._grouped_mm(
         x, torch.stack(list(weights)).transpose(-2, -1), offs=ends
     )
-    return found if biases is None else found + _by_row(biases, sizes, x).to(found.dtype)
+    return _with_biases(found, biases, sizes)
 
 
 def _padded(
@@ -90,32 +85,30 @@ def _padded(
     weights: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor] | None,
     counts: Sequence[int],
-    sizes: torch.Tensor | None = None,
+    sizes: torch.Tensor,
 ) -> torch.Tensor:
     """Multiply all groups padded to the largest, in one batch of products."""
     rooms, width = max(counts), x.shape[-1]
-    sizes = _beside(x, counts) if sizes is None else sizes
     starts = sizes.cumsum(0) - sizes
     shifts = torch.arange(len(counts), device=x.device) * rooms - starts
-    places = torch.arange(x.shape[0], device=x.device) + _repeated(shifts, sizes, x)
+    places = torch.arange(x.shape[0], device=x.device) + _by_row(shifts, sizes, x)
     roomy = x.new_zeros(len(counts) * rooms, width).index_copy(0, places, x)
     stacked = torch.stack(list(weights)).transpose(-2, -1)
     found = torch.bmm(roomy.view(len(counts), rooms, width), stacked)
-    rows = found.flatten(0, 1).index_select(0, places)
-    return rows if biases is None else rows + _by_row(biases, sizes, x).to(rows.dtype)
+    return _with_biases(found.flatten(0, 1).index_select(0, places), biases, sizes)
 
 
-def _beside(x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(list(counts), device=x.device)
+def _with_biases(
+    rows: torch.Tensor, biases: Sequence[torch.Tensor] | None, sizes: torch.Tensor
+) -> torch.Tensor:
+    if biases is None:
+        return rows
+    return rows + _by_row(torch.stack(list(biases)), sizes, rows).to(rows.dtype)
 
 
-def _by_row(biases: Sequence[torch.Tensor], sizes: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return _repeated(torch.stack(list(biases)), sizes, x)
-
-
-def _repeated(values: torch.Tensor, sizes: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _by_row(values: torch.Tensor, sizes: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return the value of each group once for each of its rows; their number is known here."""
-    return values.repeat_interleave(sizes, dim=0, output_size=x.shape[0])
+    return values.repeat_interleave(sizes, dim=0, output_size=rows.shape[0])
 
 
 FEW_TOKENS = 64
@@ -198,7 +191,11 @@ def group(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     skips = any(g is None for g in expected[1].gradients.values())
     way = _find_way(module, parts, original, tokens)
     rewritten = _forward(parts, way, skips=skips)
-    _prove(module, types.MethodType(rewritten, module), {name: trials}, expected)
+    for each, known in zip(trials, expected, strict=True):
+        found = result_of(module, types.MethodType(rewritten, module), {name: each})
+        off = difference(known, found)
+        if not off <= TOLERANCE:
+            raise NotProvenError(f"outputs or gradients differ by {off:.1g} on its inputs")
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values())
@@ -208,19 +205,6 @@ def group(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
     module.forward = types.MethodType(forward, module)
     return way
-
-
-def _prove(
-    module: nn.Module,
-    forward: Callable[..., Any],
-    trials: Mapping[str, Sequence[torch.Tensor]],
-    expected: Sequence[Result],
-) -> None:
-    ((name, inputs),) = trials.items()
-    for each, known in zip(inputs, expected, strict=True):
-        off = difference(known, result_of(module, forward, {name: each}))
-        if not off <= TOLERANCE:
-            raise NotProvenError(f"outputs or gradients differ by {off:.1g} on its inputs")
 
 
 def _names(module: nn.Module) -> tuple[str, str] | None:
@@ -308,7 +292,7 @@ def _check_row_wise(expert: nn.Module, graph: fx.Graph) -> None:
 def _find_way(
     module: nn.Module, parts: Parts, original: Callable[..., Any], tokens: torch.Tensor
 ) -> Routing:
-    few = _few(tokens)
+    few = (tokens[:1] if tokens.dim() > 2 else tokens)[..., :FEW_TOKENS, :]
     expected = _outputs(module, original, few)
     for way in _ways(module, parts, gives_logits=len(expected) > 1):
         found = _outputs(module, types.MethodType(_forward(parts, way, skips=True), module), few)
@@ -316,11 +300,6 @@ def _find_way(
         if difference(one, Result(outputs=found, gradients={})) <= TOLERANCE:
             return way
     raise NotProvenError("it chooses or weighs its experts in a way that is not known")
-
-
-def _few(tokens: torch.Tensor) -> torch.Tensor:
-    tokens = tokens[:1] if tokens.dim() > 2 else tokens
-    return tokens[..., :FEW_TOKENS, :]
 
 
 def _outputs(
@@ -356,10 +335,7 @@ def _ways(module: nn.Module, parts: Parts, *, gives_logits: bool) -> Iterator[Ro
 def _forward(parts: Parts, way: Routing, *, skips: bool) -> Callable[..., Any]:
     """Return the mixture's forward in groups.
 
-    Args:
-        parts: Where router and experts lie.
-        way: How experts are chosen.
-        skips: Whether experts without tokens get no gradient; else they get zeros.
+    `skips`: whether experts without tokens get no gradient; else they get zeros.
     """
 
     def forward(self: nn.Module, tokens: torch.Tensor) -> Any:

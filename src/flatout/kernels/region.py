@@ -39,9 +39,8 @@ def decode_region(
         data: The file.
         size: Width and height of the whole, in pixels.
         box: Left, top, right and bottom of the part, inside the whole and not empty.
-        pixels: Address of width x height pixels. Those alongside the part, in its rows, may be
-        written
-            to; all others are left as they are.
+        pixels: Address of width x height pixels. Of the part's rows all may be written to; other
+            rows are left as they are.
         pixel_bytes: 4, as Pillow keeps them, or 3.
         shrink: 1, 2, 4 or 8: decode a picture that many times smaller, from the low frequencies of
             each block. `size`, `box` and `pixels` count its pixels; a side is rounded up.

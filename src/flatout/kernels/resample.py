@@ -7,7 +7,7 @@ comes first depends on Pillow's version, and is found out by trying.
 import ctypes
 import functools
 import random
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from flatout.kernels.compiled import load_function
@@ -112,24 +112,14 @@ def find_order() -> Order:
     if not hasattr(core.new("RGB", (1, 1)), "__arrow_c_array__"):
         raise NotApplicable("this Pillow does not show its memory; 11.3 and later do")
     _function()
-    return order_by(_is_same, KINDS)
-
-
-def order_by(is_same: Callable[[Any, Size, int, Box, Order], bool], kinds: Set[int]) -> Order:
-    """Return the order of the passes in which a way to resample gives what this Pillow gives.
-
-    Args:
-        is_same: tells it of a picture, a size, a filter, a box and an order.
-        kinds: filters that are tried.
-    """
-    cases = [_case(random.Random(number), kinds) for number in range(TRIED)]
+    cases = [_case(random.Random(number)) for number in range(TRIED)]
     for order in ORDERS:
-        if all(is_same(*case, order) for case in cases):
+        if all(_is_same(*case, order) for case in cases):
             return order
     raise NotApplicable("this Pillow resamples in a way that is not known here")
 
 
-def _case(draw: random.Random, kinds: Set[int]) -> tuple[Any, Size, int, Box]:
+def _case(draw: random.Random) -> tuple[Any, Size, int, Box]:
     """Return a picture of black and white dots, which round the most, and what to make of it."""
     from PIL import Image
 
@@ -139,7 +129,7 @@ def _case(draw: random.Random, kinds: Set[int]) -> tuple[Any, Size, int, Box]:
     box = (left, top, draw.uniform(left + 2, width), draw.uniform(top + 2, height))
     size = (draw.randint(2, 90), draw.randint(2, 90))
     image = Image.frombytes("RGB", (width, height), dots)
-    return image, size, draw.choice(sorted(kinds)), box
+    return image, size, draw.choice(sorted(KINDS)), box
 
 
 def _is_same(image: Any, size: Size, kind: int, box: Box, order: Order) -> bool:

@@ -16,7 +16,6 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from torch.utils import _pytree
 from flatout.agent import patching
 from flatout.agent.measuring.attention import unseen
 from flatout.agent.untouched import buffers_kept, stream_states, streams_kept
+from flatout.kernels.computed_trace import ComputedTrace
 from flatout.kernels.module_proof import (
     NOT_CALLED,
     TOLERANCE,
@@ -58,13 +58,6 @@ CALLERS = 4
 whole encoder; all of that is compared in float64."""
 
 
-@dataclass(slots=True)
-class Causal:
-    """Remembers for which shapes a mask that depends on no input is the causal one."""
-
-    known: dict[tuple[int, ...], bool] = field(default_factory=dict)
-
-
 def attend(  # noqa: PLR0913  one for each part of the formula
     q: torch.Tensor,
     k: torch.Tensor,
@@ -73,9 +66,12 @@ def attend(  # noqa: PLR0913  one for each part of the formula
     masks: Sequence[tuple[str, Any, bool]],
     dropout_p: float,
     *,
-    causal: Causal | None = None,
+    causal: dict[tuple[int, ...], bool] | None = None,
 ) -> torch.Tensor:
-    """Return `softmax(q @ k^T * scale + masks) @ v` by torch's fused operator."""
+    """Return `softmax(q @ k^T * scale + masks) @ v` by torch's fused operator.
+
+    `causal`: for which shapes masks that depend on no input are the causal one, as far as known.
+    """
     mask = None
     for each in masks:
         one = _as_mask(q, *each)
@@ -83,9 +79,9 @@ def attend(  # noqa: PLR0913  one for each part of the formula
     is_causal = False
     if mask is not None and causal is not None:
         shape = (*mask.shape, q.shape[-2], k.shape[-2])
-        if shape not in causal.known:
-            causal.known[shape] = is_causal_mask(mask, q.shape[-2], k.shape[-2])
-        is_causal = causal.known[shape]
+        if shape not in causal:
+            causal[shape] = is_causal_mask(mask, q.shape[-2], k.shape[-2])
+        is_causal = causal[shape]
     leading = v.shape[:-2]
     if q.shape[:-2] != leading or k.shape[:-2] != leading:
         leading = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
@@ -218,13 +214,9 @@ def replace(
     *,
     opened: Sequence[str] = (),
 ) -> int:
-    """Replace the attentions in a module's forward; return how many there were.
+    """Replace the attentions in a module's forward, given a real call; return how many there were.
 
-    Args:
-        module: The module.
-        args: Arguments of a real call of it.
-        kwargs: The same.
-        opened: Modules inside whose forwards count as a part of this one.
+    The forwards of modules inside that are `opened` count as a part of this one.
 
     Raises:
         NotProvenError: with the reason, if none was found or proven.
@@ -305,67 +297,26 @@ def _holds_tensor(value: Any) -> bool:
     return not isinstance(value, known)
 
 
-class _Tracer(fx.Tracer):
-    """Traces one forward, every module inside as a call, and computes it on the way.
-
-    What each node gives in a real call says how many dimensions and parts there are.
-    """
+class _Tracer(ComputedTrace):
+    """Traces one forward; what each node gives says how many dimensions and parts there are."""
 
     proxy_buffer_attributes = True
     """A mask kept as a buffer is sliced to the length of the input."""
 
     def __init__(self, inputs: Sequence[Any], opened: Sequence[str]) -> None:
         packages = [sys.modules[name] for name in ("einops",) if name in sys.modules]
-        super().__init__(autowrap_modules=(math, *packages))  # type: ignore[arg-type]
+        super().__init__(autowrap_modules=(math, *packages))
         leaves = _pytree.tree_leaves(inputs)
         self.inputs = iter([x.clone() if isinstance(x, torch.Tensor) else x for x in leaves])
         self.opened = opened
-        self.is_computing = False
         self.thread = threading.get_ident()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name not in self.opened
 
-    def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
-        """Return a stand-in for a value, which is computed too."""
-        proxy = super().create_proxy(*args, **kwargs)
-        self.is_computing = True
-        try:
-            with streams_kept(), torch.no_grad():
-                proxy.node.meta["value"] = self._value_of(proxy.node)
-        finally:
-            self.is_computing = False
-        return proxy
-
-    def _known(self, node: fx.Node) -> Any:
-        if "value" not in node.meta:  # a tensor that is an attribute of the module
-            node.meta["value"] = self._value_of(node)
-        return node.meta["value"]
-
-    def _value_of(self, node: fx.Node) -> Any:
-        if node.op == "placeholder":
-            none: dict[int, Any] = {1: (), 2: {}}
-            return none[stars] if (stars := str(node.target).count("*")) else next(self.inputs)
-        if node.op == "get_attr":
-            return operator.attrgetter(str(node.target))(self.root)
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._known)
-        if node.op == "call_function":
-            return node.target(*args, **kwargs)  # type: ignore[operator]
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return self.root.get_submodule(str(node.target))(*args, **kwargs)
-
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """Return an attribute of a module: as it is, where values are computed."""
-        if self.is_computing:
-            return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
-
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """Call a module inside: as it is, where values are computed."""
-        if self.is_computing:
-            return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
+    def given(self, node: fx.Node) -> Any:
+        none: dict[int, Any] = {1: (), 2: {}}
+        return none[stars] if (stars := str(node.target).count("*")) else next(self.inputs)
 
     def create_arg(self, a: Any) -> Any:
         """Return a part of a call; numbers of NumPy print as code that names its module."""
@@ -377,11 +328,10 @@ class _Tracer(fx.Tracer):
 
         Of what a tensor holds no later call can be sure.
         """
-        value = obj.node.meta["value"]
-        if isinstance(value, torch.Tensor):
+        if isinstance(self.values[obj.node], torch.Tensor):
             raise fx.proxy.TraceError("a tensor is asked for a number")
         asked = self.create_proxy("call_function", question, (obj,), {})
-        answer = asked.node.meta["value"]
+        answer = self.values[asked.node]
         self.create_proxy("call_function", answered, (asked, answer), {})
         return answer
 
@@ -465,14 +415,14 @@ def _trace(
     if drawn:
         # The graph holds what was drawn this once, or the branch that was taken by it.
         raise NotProvenError(f"its forward draws from {', '.join(drawn)} on its own")
-    _summarize(graph)
+    _summarize(graph, tracer.values)
     return graph
 
 
-def _summarize(graph: fx.Graph) -> None:
+def _summarize(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
     """Keep of each value in a graph what is asked for, and chain what is changed in place."""
     for node in [*graph.nodes]:
-        value = node.meta.pop("value", None)
+        value = values.get(node)
         if isinstance(value, torch.Tensor):
             node.meta |= {"shape": tuple(value.shape), "dtype": value.dtype, "device": value.device}
             node.meta["autocast"] = torch.is_autocast_enabled(value.device.type)
@@ -532,12 +482,12 @@ def _rewrite(graph: fx.Graph, pattern: Pattern, root: nn.Module) -> None:
                 value = _apply(graph, factor[0], value, factor[1])
             masks.append((mask.kind, value, mask.is_infinite))
         is_fixed = bool(masks) and is_constant([value for _, value, _ in masks], root)
-        causal = Causal() if is_fixed else None
         dropout = pattern.dropout
         if isinstance(dropout, fx.Node):
             module = graph.get_attr(str(dropout.target))
             dropout = graph.call_function(active_probability, (module,))
-        made = graph.call_function(_with(causal), (q, k, v, scale, masks, dropout))
+        attention = _with({} if is_fixed else None)
+        made = graph.call_function(attention, (q, k, v, scale, masks, dropout))
         made = _arranged(graph, made, *pattern.out)
     end.replace_all_uses_with(made)
     made.meta |= {key: end.meta[key] for key in ("shape", "dtype", "autocast")}
@@ -570,7 +520,7 @@ def _erase(graph: fx.Graph, end: fx.Node) -> None:
             graph.erase_node(node)
 
 
-def _with(causal: Causal | None) -> Callable[..., torch.Tensor]:
+def _with(causal: dict[tuple[int, ...], bool] | None) -> Callable[..., torch.Tensor]:
     """Return the attention with its memory of masks; looked up when called, for the proof."""
 
     def attention(*given: Any) -> torch.Tensor:

@@ -9,7 +9,6 @@ rank, which trains exactly the same and is only slower.
 """
 
 import functools
-import random
 import sys
 import weakref
 import zlib
@@ -26,9 +25,10 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from flatout.agent import patching
+from flatout.agent.nested import map_leaves
 from flatout.agent.samples import leading_size
 from flatout.data.proof.random_streams import Streams
-from flatout.parallel.group import MAX_SEED, say, seed_all
+from flatout.parallel.group import say, say_once, seed_all
 
 CONTAINERS = (Mapping, list, tuple)
 LATEST = 4
@@ -127,6 +127,13 @@ def _holds_tensors(items: Sequence[Any]) -> bool:
     return any(isinstance(one, torch.Tensor | Mapping) for one in items)
 
 
+def agree_on_streams() -> None:
+    """Let every rank draw from where the random streams of rank 0 are."""
+    found = [Streams()]
+    dist.broadcast_object_list(found, 0)
+    found[0].set_back()
+
+
 class SharedStreams:
     """Random streams that all ranks draw from alike, apart from those that are each rank's own.
 
@@ -148,10 +155,7 @@ class SharedStreams:
         if self.shared is None:
             self.shared = Streams()
             if self.rank:
-                seed_all(self._rank_seed())
-
-    def _rank_seed(self) -> int:
-        return (torch.initial_seed() + self.rank * RANK_SEEDS) % 2**63
+                seed_all(_rank_seed(self.rank))
 
     def install(self) -> None:
         """Let what the script seeds, saves and puts back be the streams that all ranks share."""
@@ -169,7 +173,7 @@ class SharedStreams:
                 return result
             own = shared = torch.default_generator.get_state()
             if self.rank:
-                own = torch.Generator().manual_seed(self._rank_seed()).get_state()
+                own = torch.Generator().manual_seed(_rank_seed(self.rank)).get_state()
             if self._own is not None:
                 self._own.torch = own
             else:
@@ -190,8 +194,8 @@ class SharedStreams:
 
     def begin(self) -> None:
         """Draw from the shared streams until `end`."""
-        if self.is_between:
-            self._agree()
+        if self.is_between:  # by numbers of its own a rank may have drawn something more
+            agree_on_streams()
         elif self.shared is not None:
             self._own = Streams()
             self.shared.set_back()
@@ -218,13 +222,6 @@ class SharedStreams:
             self.is_between = False
             self.end()
 
-    def _agree(self) -> None:
-        """Go on where rank 0 is: by numbers of its own a rank may have drawn something more."""
-        found = [Streams()]
-        dist.broadcast_object_list(found, 0)
-        if self.rank:
-            found[0].set_back()
-
     @contextmanager
     def drawing(self) -> Iterator[None]:
         """Draw from the shared streams inside; a block inside another one does nothing more."""
@@ -236,6 +233,10 @@ class SharedStreams:
             yield
         finally:
             self.end()
+
+
+def _rank_seed(rank: int) -> int:
+    return (torch.initial_seed() + rank * RANK_SEEDS) % 2**63
 
 
 def _is_scripts(frame: FrameType) -> bool:
@@ -252,10 +253,8 @@ class RankSeeds:
 
     def __call__(self, worker: int) -> None:
         """Seed a worker that starts, and then do what the script wants."""
-        seed = (torch.initial_seed() + self.rank * RANK_SEEDS) % 2**63
-        random.seed(seed)
-        np.random.seed(seed % MAX_SEED)
-        torch.manual_seed(seed)
+        seed = _rank_seed(self.rank)
+        seed_all(seed)
         object.__setattr__(get_worker_info(), "seed", seed)
         if self.then is not None:
             self.then(worker)
@@ -304,14 +303,10 @@ class SharedBatches:
                 return
             if isinstance(chosen, list) and all(isinstance(x, int | np.integer) for x in chosen):
                 feed.chosen = zlib.crc32(np.asarray(chosen, dtype=np.int64).tobytes(), feed.chosen)
-            if feed.shares and isinstance(chosen, list) and chosen:
-                own = feed.part.take(chosen)
-                feed.sizes.append((len(chosen), len(own)))
-                yield own
-            else:
-                count = len(chosen) if isinstance(chosen, list) else 0
-                feed.sizes.append((count, count))
-                yield chosen
+            is_list = isinstance(chosen, list)
+            own = feed.part.take(chosen) if feed.shares and is_list and chosen else chosen
+            feed.sizes.append((len(chosen), len(own)) if is_list else (0, 0))
+            yield own
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -333,7 +328,6 @@ class Feeds:
         """The iterators that gave batches since the last backward."""
         self.worked_on = 0
         """Samples in the last training call of a model; 0 where that was not seen."""
-        self.warned = False
         self.first_part: tuple[int, int] | None = None
         """Samples of the first batch that was shared out, and how many of them are here."""
         self.has_trained_on_parts = False
@@ -382,9 +376,8 @@ class Feeds:
     def had(self, iterator: "_SharedIterator", samples: int, own: int) -> None:
         """Note that the loop has a batch, of how many samples, and how many of them are here."""
         feed, is_shared = iterator.feed, own < samples
-        if is_shared and not feed.is_used and not self.warned:
-            self.warned = True
-            say(
+        if is_shared and not feed.is_used:
+            say_once(
                 "batches of the training loader were drawn without a backward: what the script "
                 "counted of them is of this rank's part only"
             )
@@ -514,12 +507,7 @@ class _Cut(torch.autograd.Function):
 
 
 def gathered(output: Any, samples: int, part: Part) -> Any:
-    """Return the outputs of all ranks' parts as of one batch, for a loss over all of it.
-
-    Args:
-        output: of a model that was called with this rank's part.
-        samples: of the part; the same on every rank.
-        part: this rank's.
+    """Return the outputs of all ranks' parts, of so many samples each, as of one batch.
 
     Rows are put together in order of the ranks, numbers (a loss) averaged. Gradients flow back to
     each rank's own part, summed over the ranks: averaged as DDP does they are those of the batch.
@@ -536,7 +524,7 @@ def gathered(output: Any, samples: int, part: Part) -> Any:
             return rows.to(item.dtype)
         return item
 
-    return _changed(output, gather)
+    return map_leaves(output, gather)
 
 
 def leading(things: Sequence[Any]) -> int:

@@ -30,10 +30,7 @@ HOST_BYTES_PER_S = 50e9
 def offload_s(parameter_bytes: float, link_bytes_per_s: float, ranks: int = 1) -> float:
     """Return what a step takes longer with parameters and the optimizer's step on the host.
 
-    Args:
-        parameter_bytes: of one rank's share.
-        link_bytes_per_s: between a device and the host.
-        ranks: that step on the same host.
+    The bytes are those of one rank's share; so many ranks step on the same host.
 
     >>> round(offload_s(4e9, 50e9), 2), round(offload_s(1e9, 50e9, ranks=4), 2)
     (0.8, 0.62)
@@ -109,8 +106,6 @@ class StepWork:
     stages: tuple[Work, ...]
     """One for each rank of the pipeline, in order; one alone without a pipeline."""
     microbatches: int = 1
-    stages_per_rank: int = 1
-    """Above 1 the pipeline is interleaved: its bubble is so much shorter."""
     gradients_s: float = 0.0
     """Data parallel: what the ranks exchange of gradients and parameters in a step."""
     overlap: float = 0.0
@@ -203,14 +198,14 @@ def step_cost(step: StepWork, costs: DeviceCosts) -> StepCost:
     each_s = [costs.work_s(work) for work in step.stages]
     slowest = max(range(len(each_s)), key=each_s.__getitem__)
     work, most_s = step.stages[slowest], each_s[slowest]
-    passes = step.microbatches + (len(each_s) - 1) / step.stages_per_rank
+    passes = step.microbatches + len(each_s) - 1
     compute_s = step.microbatches * most_s
     hidden_s = step.overlap * BACKWARD_SHARE * compute_s / step.microbatches
     free_s = costs.work_s(replace(work, exchange_s=0.0))
     return StepCost(
         compute_s=compute_s,
         tensor_s=step.microbatches * (most_s - free_s),
-        bubble_s=(sum(each_s) - most_s) / step.stages_per_rank,
+        bubble_s=sum(each_s) - most_s,
         hop_s=passes * max(work.hop_s for work in step.stages),
         exposed_s=max(0.0, step.gradients_s - min(hidden_s, step.overlap * step.gradients_s)),
         optimizer_s=costs.s_per_parameter * step.parameters,

@@ -6,14 +6,15 @@ GAN) are reduced as well, which a model wrapped in DDP leaves out in silence.
 """
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from flatout.parallel.group import device_of_group, differs, say, stop
+from flatout.parallel.group import device_of_group, differs, say, say_once, stop
 
 BUCKET_BYTES = 250 << 20
 """Bytes that are sent together where a model's state is made alike, as DDP does."""
@@ -39,7 +40,6 @@ class Replicas:
         self.roots: list[nn.Module] = []
         self.covered: set[int] = set()
         self.backwards = 0
-        self.warned_of_hooks = False
 
     def add(self, root: nn.Module) -> None:
         """Take on a root model: rank 0's values, and its gradients averaged from now on."""
@@ -54,9 +54,8 @@ class Replicas:
         new = [one for key, one in by_id.items() if key not in self.covered]
         if new:
             self.covered |= {*by_id}
-            if any(leaf._backward_hooks for leaf in new) and not self.warned_of_hooks:
-                self.warned_of_hooks = True
-                say(
+            if any(leaf._backward_hooks for leaf in new):
+                say_once(
                     "a hook on a parameter sees the gradient of each rank's part: what masks or "
                     "scales it trains as in one process, what clips or measures it does not"
                 )
@@ -258,6 +257,18 @@ def _all_in(holder: Iterable[object], replaced: Mapping[int, object]) -> bool:
     return all(id(one) in replaced for one in holder)
 
 
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Run a module as in evaluation, and leave its modes as they were."""
+    modes = {one: one.training for one in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for one, was_training in modes.items():
+            one.training = was_training
+
+
 def blocks_of(root: nn.Module) -> list[nn.Module]:
     """Return the repeated blocks of a model: entries of a list that are of one kind."""
     lists = (
@@ -277,7 +288,7 @@ def blocks_of(root: nn.Module) -> list[nn.Module]:
 def _gather_state(_module: nn.Module, state: Any, prefix: str, _metadata: Any) -> None:
     """Give a state as the plain script has it; every rank takes part."""
     for name in [name for name in state if name.startswith(prefix)]:
-        state[name] = _whole(state[name])
+        state[name] = whole_of(state[name])
 
 
 def _share_state(module: nn.Module, state: Any, prefix: str, *_others: Any) -> None:
@@ -288,7 +299,7 @@ def _share_state(module: nn.Module, state: Any, prefix: str, *_others: Any) -> N
 
 def _gather_optimizer(_optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
     state["state"] = {
-        number: {name: _whole(value) for name, value in one.items()}
+        number: {name: whole_of(value) for name, value in one.items()}
         for number, one in state["state"].items()
     }
     return state
@@ -305,7 +316,8 @@ def _share_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) ->
     return {**state, "state": shared}
 
 
-def _whole(value: Any) -> Any:
+def whole_of(value: Any) -> Any:
+    """Return a tensor with what all ranks hold of it, which all have to ask for; others as is."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 

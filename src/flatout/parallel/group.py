@@ -6,6 +6,7 @@ the script, Accelerate and Transformers take themselves to be alone and do not s
 
 import atexit
 import datetime
+import functools
 import os
 import random
 import sys
@@ -54,8 +55,7 @@ MAX_SEED = 2**32
 def stop(reason: str) -> NoReturn:
     """End this rank, and with it the training: an exception may be caught, and the others train on.
 
-    Args:
-        reason: what is in the way and what to do, for the user.
+    The reason says what is in the way and what to do.
     """
     sys.stdout.flush()
     sys.stderr.write(f"flatout: rank {dist.get_rank() if dist.is_initialized() else 0}: {reason}\n")
@@ -64,20 +64,22 @@ def stop(reason: str) -> NoReturn:
 
 
 def say(text: str) -> None:
-    """Say something once, from rank 0."""
+    """Say something from rank 0 alone."""
     if dist.get_rank() == 0:
         sys.stderr.write(f"flatout: {text}\n")
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    """Say something from rank 0, the first time that it is to be said."""
+    say(text)
 
 
 def join(ranks: int, *, uses_host: bool = False) -> bool:
     """Enter the group that the environment describes, and seed all ranks alike.
 
-    Args:
-        ranks: what the training is for.
-        uses_host: whether ranks with GPUs exchange tensors of the host's memory too.
-
-    Returns:
-        Whether this process is a rank: launchers, loader workers and other children are none.
+    Return whether this process is a rank: launchers, loader workers and other children are none.
+    `uses_host`: whether ranks with GPUs exchange tensors of the host's memory too.
     """
     if "RANK" not in os.environ or "MASTER_PORT" not in os.environ:
         return False

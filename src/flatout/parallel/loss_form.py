@@ -57,12 +57,7 @@ class LossForm(NamedTuple):
 
 
 def forms_of(loss: torch.Tensor, samples: int) -> LossForm:
-    """Return what the terms of a loss are.
-
-    Args:
-        loss: A number with a graph.
-        samples: How many samples it was made of.
-    """
+    """Return what the terms of a loss of so many samples are."""
     found: set[str] = set()
     nodes: list[tuple[str, float | None]] = []
     sums: list[Nodes] = []
@@ -104,15 +99,9 @@ def _weight_of(means: Sequence[Any]) -> torch.Tensor | None:
 
 
 def are_constant(sums: Sequence[Nodes], whole: Sequence[Nodes], own: int, samples: int) -> bool:
-    """Return whether no factor of a part's sums comes from its samples, as in a whole batch's.
+    """Return whether no factor of a part's sums comes from its own samples, as in a whole batch's.
 
     A weight may follow a schedule where another term has none: what makes a mean divides them all.
-
-    Args:
-        sums: Factors of each sum of a part.
-        whole: The same of a whole batch.
-        own: Samples in the part.
-        samples: And in the batch.
     """
     changed = [
         (name, factor, before)
@@ -178,17 +167,12 @@ def _factor_of(node: Any) -> float | None:
     What a hook has packed is not: to unpack it, checkpointing would compute the model again.
     """
     if FACTOR not in node.metadata:
-        node.metadata[FACTOR] = _read_factor(node)
+        values = (_saved(node, name) for name in ("other", "self"))
+        value = next((one for one in values if one is not None), None)
+        is_known = value is not None and value.numel() == 1 and value.is_cpu
+        node.metadata[FACTOR] = float(value) if is_known else None  # type: ignore[arg-type]
     factor: float | None = node.metadata[FACTOR]
     return factor
-
-
-def _read_factor(node: Any) -> float | None:
-    for name in ("other", "self"):
-        value = _saved(node, name)
-        if value is not None:
-            return float(value) if value.numel() == 1 and value.is_cpu else None
-    return None
 
 
 def _saved(node: Any, name: str) -> torch.Tensor | None:

@@ -5,18 +5,24 @@ fewest tensors pass, so that the longest stage is as short as it can be, and amo
 whose largest stage holds least. The schedules are torch's.
 """
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from flatout.kernels.computed_trace import ComputedTrace
+from flatout.parallel.engines import whole_of
 from flatout.parallel.task_model import Place
 from flatout.records.errors import UserError
 from flatout.records.parallel import SCHEDULES
@@ -38,19 +44,19 @@ SHAPES = frozenset({"device", "dim", "dtype", "layout", "ndim", "numel", "requir
 class _KnownShape(fx.Proxy):
     """A traced tensor whose shape is known: asking for it gives numbers, not more nodes."""
 
-    known: Any = None
+    tracer: "_Tracer"
 
     def __getattr__(self, k: str) -> Any:
         if k in SHAPES or k == "size":
-            return getattr(self.known, k)
+            return getattr(self.tracer.values[self.node], k)
         return super().__getattr__(k)
 
     def __len__(self) -> int:
-        return len(self.known)
+        return len(self.tracer.values[self.node])
 
 
-class _Tracer(fx.Tracer):
-    """Traces what is around the blocks, on shapes, and notes what each node gives and costs.
+class _Tracer(ComputedTrace):
+    """Traces what is around the blocks, on shapes, and notes what each node costs.
 
     A forward may ask for shapes and branch on them: those of a microbatch do not change.
     """
@@ -58,10 +64,7 @@ class _Tracer(fx.Tracer):
     def __init__(self, blocks: Sequence[str], inputs: Mapping[str, Any]) -> None:
         super().__init__()
         self.blocks, self.inputs = blocks, inputs
-        self.values: dict[fx.Node, Any] = {}
-        self.flops: dict[fx.Node, int] = {}
-        self.is_running = False
-        self.forward: Callable[..., Any] | None = None
+        self.flops: Counter[fx.Node] = Counter()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         start = f"{module_qualified_name}."
@@ -70,60 +73,17 @@ class _Tracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> _KnownShape:
         return _KnownShape(node, self)
 
-    def call_module(
-        self,
-        m: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        if self.is_running:
-            return forward(*args, **kwargs)
-        self.forward = forward
-        return super().call_module(m, forward, args, kwargs)
+    def given(self, node: fx.Node) -> Any:
+        default = node.args[0] if node.args else None
+        return self.inputs.get(str(node.target).lstrip("*"), default)
 
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        if self.is_running:
-            return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
-
-    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().create_node(kind, target, *args, **kwargs)
-        if kind == "get_attr":  # a parameter or buffer of a module that is looked into
-            self.values[node], self.flops[node] = fx.graph_module._get_attr(self.root, target), 0
-        return node
-
-    def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
-        proxy: Any = super().create_proxy(kind, target, *args, **kwargs)
-        if kind == "output":
-            return proxy
+    def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
         with FlopCounterMode(display=False) as counter:
-            proxy.known = self._run(proxy.node, target, args[0], args[1])
-        self.values[proxy.node] = proxy.known
+            proxy = super().create_proxy(*args, **kwargs)
         self.flops[proxy.node] = counter.get_total_flops()
-        is_tensors = any(isinstance(one, torch.Tensor) for one in tree_leaves(proxy.known))
-        return proxy if is_tensors or proxy.known is None else proxy.known
-
-    def _run(self, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
-        if node.op == "placeholder":
-            default = args[0] if args else None
-            return self.inputs.get(str(target).lstrip("*"), default)
-        own, named = tree_map(
-            lambda one: one.known if isinstance(one, _KnownShape) else one, (args, kwargs)
-        )
-        self.is_running, was_running = True, self.is_running
-        try:
-            with torch.no_grad():
-                if node.op == "call_module":
-                    assert self.forward is not None
-                    return self.forward(*own, **named)
-                if node.op == "call_method":
-                    return getattr(own[0], target)(*own[1:], **named)
-                if node.op == "get_attr":
-                    return self.values[node]
-                return target(*own, **named)
-        finally:
-            self.is_running = was_running
+        value = self.values[proxy.node]
+        is_tensors = any(isinstance(one, torch.Tensor) for one in tree_leaves(value))
+        return proxy if is_tensors or value is None else value
 
 
 class _Factories(TorchFunctionMode):
@@ -138,7 +98,7 @@ class _Factories(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name not in FACTORIES:
             return func(*args, **named)
-        if self.tracer.is_running:
+        if self.tracer.is_computing:
             return func(*args, **{"device": self.device} | named)
         return self.tracer.create_proxy(
             "call_function", func, args, {"device": self.device} | named
@@ -164,11 +124,8 @@ def split_model(
 ) -> list[nn.Module]:
     """Return the stages of a model, in order; their modules are the model's.
 
-    Args:
-        root: the model.
-        blocks: names of its repeated blocks; without any its children are the blocks.
-        call: the arguments of one microbatch, on the root's device.
-        place: of this rank; it says how many to make, and on what device they run.
+    Without names of blocks its children are the blocks. `call` has the arguments of a microbatch
+    on the root's device; the stages run on this rank's.
 
     Raises:
         UserError: where it cannot be traced, or has too few blocks.
@@ -189,7 +146,11 @@ def split_model(
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  tracing runs any code of the model's
-        raise _cannot_split(root, error) from None
+        kind, said = type(error).__name__, (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"pp: {type(root).__name__} cannot be split ({kind}: {said}); its forward has to call "
+            "its blocks one after the other, whatever the values: leave pp at 1"
+        ) from None
     stages = place.spec.stages
     units = _units(root, graph, costs, {*names})
     if len(units) < stages:
@@ -197,78 +158,54 @@ def split_model(
             f"pp: {type(root).__name__} can be cut into {len(units)} pieces and {stages} stages "
             "were asked for: give fewer"
         )
-    bounds = balanced([one.flops for one in units], [one.bytes for one in units], stages)
+    ends = balanced([one.flops for one in units], [one.bytes for one in units], stages)
     found: list[nn.Module] = []
-    taken = 0
-    for end in bounds:
-        nodes = [node for unit in units[taken:end] for node in unit.nodes]
+    for start, end in pairwise([0, *ends]):
+        nodes = [node for unit in units[start:end] for node in unit.nodes]
         found.append(_stage(root, graph, nodes, costs, place.device))
-        taken = end
     return found
-
-
-def _cannot_split(root: nn.Module, error: Exception) -> UserError:
-    words = (str(error).splitlines() or [type(error).__name__])[0]
-    return UserError(
-        f"pp: {type(root).__name__} cannot be split ({type(error).__name__}: {words}); its forward "
-        "has to call its blocks one after the other, whatever the values: leave pp at 1"
-    )
 
 
 def _units(root: nn.Module, graph: fx.Graph, costs: _Tracer, blocks: set[str]) -> list[Unit]:
     """Return the pieces between which the model may be cut: after a block, where little passes."""
-    body = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-    order = {node: number for number, node in enumerate(body)}
-    units: list[Unit] = []
-    nodes: list[fx.Node] = []
-    for node in body:
-        nodes.append(node)
-        is_end = node.op == "call_module" and node.target in blocks
-        if node is not body[-1] and not (
-            is_end and 0 < len(_passed(body, order[node], costs)) <= MAX_PASSED
-        ):
-            continue
-        held = {
-            id(p): p.numel() * p.element_size()
-            for one in nodes
-            if one.op == "call_module"
-            for p in root.get_submodule(str(one.target)).parameters()
-        }
-        kept = sum(_bytes(costs.values[one]) for one in nodes)
-        units.append(
-            Unit(
-                nodes=tuple(nodes),
-                flops=sum(costs.flops[one] for one in nodes),
-                bytes=4 * sum(held.values()) + kept,
-            )
-        )
-        nodes = []
-    if len(units) > 1 and not any(n.op == "call_module" for n in units[-1].nodes):
-        *units, one, last = units
-        units.append(
-            Unit(
-                nodes=one.nodes + last.nodes,
-                flops=one.flops + last.flops,
-                bytes=one.bytes + last.bytes,
-            )
-        )
-    return units
+    body = _body(graph)
+    groups: list[list[fx.Node]] = [[]]
+    for place, node in enumerate(body):
+        groups[-1].append(node)
+        is_end = node.op == "call_module" and node.target in blocks and node is not body[-1]
+        if is_end and 0 < len(_passed(body, place, costs)) <= MAX_PASSED:
+            groups.append([])
+    if len(groups) > 1 and not any(node.op == "call_module" for node in groups[-1]):
+        last = groups.pop()
+        groups[-1] += last
+    return [_unit(root, nodes, costs) for nodes in groups]
+
+
+def _unit(root: nn.Module, nodes: Sequence[fx.Node], costs: _Tracer) -> Unit:
+    held = {
+        id(p): p.numel() * p.element_size()
+        for one in nodes
+        if one.op == "call_module"
+        for p in root.get_submodule(str(one.target)).parameters()
+    }
+    values = (costs.values[one] for one in nodes)
+    kept = sum(x.numel() * x.element_size() for x in values if isinstance(x, torch.Tensor))
+    return Unit(
+        nodes=tuple(nodes),
+        flops=sum(costs.flops[one] for one in nodes),
+        bytes=4 * sum(held.values()) + kept,
+    )
 
 
 def _passed(body: Sequence[fx.Node], place: int, costs: _Tracer) -> list[fx.Node]:
     """Return the tensors made up to a node that later ones use."""
-    before, after = {*body[: place + 1]}, {*body[place + 1 :]}
+    after = {*body[place + 1 :]}
     return [
         node
         for node in body[: place + 1]
         if isinstance(costs.values[node], torch.Tensor)
         and any(user in after or user.op == "output" for user in node.users)
-        and node in before
     ]
-
-
-def _bytes(value: Any) -> int:
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 def balanced(costs: Sequence[float], sizes: Sequence[float], stages: int) -> list[int]:
@@ -280,31 +217,27 @@ def balanced(costs: Sequence[float], sizes: Sequence[float], stages: int) -> lis
     [2, 4]
     """
     total = sum(costs) or 1.0
-    longest = _smallest_worst(costs, sizes, stages, limit=float("inf"), by_cost=True)[0]
+    longest, _ = _smallest_worst(costs, costs, stages, limit=math.inf)
     limit = longest + SLACK * total / stages
-    return _smallest_worst(costs, sizes, stages, limit=limit, by_cost=False)[1]
+    return _smallest_worst(sizes, costs, stages, limit=limit)[1]
 
 
 def _smallest_worst(
-    costs: Sequence[float], sizes: Sequence[float], stages: int, *, limit: float, by_cost: bool
+    weights: Sequence[float], costs: Sequence[float], stages: int, *, limit: float
 ) -> tuple[float, list[int]]:
-    """Return the smallest largest cost (or size) of a stage, and where the stages then end."""
-    count = len(costs)
-    best: dict[tuple[int, int], tuple[float, list[int]]] = {(0, 0): (0.0, [])}
+    """Return the smallest largest weight of stages within a limit of cost, and where they end."""
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     for stage in range(1, stages + 1):
-        for end in range(stage, count + 1):
-            found: tuple[float, list[int]] | None = None
-            for start in range(stage - 1, end):
-                earlier = best.get((stage - 1, start))
-                cost = sum(costs[start:end])
-                if earlier is None or cost > limit:
-                    continue
-                worst = max(earlier[0], cost if by_cost else sum(sizes[start:end]))
-                if found is None or worst < found[0]:
-                    found = worst, [*earlier[1], end]
-            if found is not None:
-                best[stage, end] = found
-    return best[stages, count]
+        earlier, best = best, {}
+        for end in range(stage, len(costs) + 1):
+            found = [
+                (max(worst, sum(weights[start:end])), [*ends, end])
+                for start, (worst, ends) in earlier.items()
+                if start < end and sum(costs[start:end]) <= limit
+            ]
+            if found:
+                best[end] = min(found, key=itemgetter(0))
+    return best[len(costs)]
 
 
 def _stage(
@@ -318,9 +251,10 @@ def _stage(
     inside = {*nodes}
     order = [one for one in graph.nodes if one.op != "output"]
     (output,) = (one for one in graph.nodes if one.op == "output")
-    is_first, is_last = nodes[0] is _body(graph)[0], nodes[-1] is _body(graph)[-1]
+    body = _body(graph)
+    is_first, is_last = nodes[0] is body[0], nodes[-1] is body[-1]
     first, last = order.index(nodes[0]), order.index(nodes[-1])
-    before, after = {*order[:first]}, {*order[last + 1 :], output}
+    after = {*order[last + 1 :], output}
     traced_on = next(root.parameters()).device
     made = fx.Graph()
     copies: dict[fx.Node, Any] = {}
@@ -330,11 +264,14 @@ def _stage(
         return is_tensor and any(user in users for user in node.users)
 
     entering = [one for one in order[:first] if is_passed(one, inside | after)]
+    late = ", ".join(str(one.target) for one in entering if one.op == "placeholder")
     if is_first:
         entering = [one for one in order if one.op == "placeholder"]
-    elif any(one.op == "placeholder" and one in before for one in entering):
-        names = [str(one.target) for one in entering if one.op == "placeholder"]
-        _refuse_late_inputs(root, names)
+    elif late:
+        raise UserError(
+            f"pp: a later part of {type(root).__name__} uses its input {late} again, which only "
+            "the first stage has: let the first block pass it on, or leave pp at 1"
+        )
     for number, node in enumerate(entering):
         copies[node] = made.placeholder(str(node.target) if is_first else f"passed_{number}")
 
@@ -359,13 +296,6 @@ def _stage(
 
 def _body(graph: fx.Graph) -> list[fx.Node]:
     return [one for one in graph.nodes if one.op not in ("placeholder", "output")]
-
-
-def _refuse_late_inputs(root: nn.Module, names: Sequence[str]) -> None:
-    raise UserError(
-        f"pp: a later part of {type(root).__name__} uses its input {', '.join(names)} again, which "
-        "only the first stage has: let the first block pass it on, or leave pp at 1"
-    )
 
 
 def stage_numbers(place: Place) -> list[int]:
@@ -422,10 +352,8 @@ class PipelineStages:
     ) -> torch.Tensor:
         """Run forward and backward of a batch; return the sum of the microbatches' losses.
 
-        Args:
-            call: the model's arguments for the whole batch.
-            samples: of the batch; they are a multiple of the microbatches.
-            loss: of an output and the rows of the batch that it is of.
+        The samples are a multiple of the microbatches. `loss` is given an output and the rows of
+        the batch that it is of.
         """
         self.loss = loss
         args, kwargs = call if self.has_first else ((), {})
@@ -441,7 +369,7 @@ class PipelineStages:
         )
         if not losses:
             return torch.zeros((), dtype=torch.float64, device=self.place.device)
-        return torch.stack([_plain(one).detach().double() for one in losses]).sum()
+        return torch.stack([whole_of(one).detach().double() for one in losses]).sum()
 
     def _check_shapes(self, shapes: list[torch.Size]) -> None:
         if self.shapes is not None and shapes != self.shapes:
@@ -450,8 +378,3 @@ class PipelineStages:
                 f"became {list(map(tuple, shapes))}: pad them alike, or leave pp at 1"
             )
         self.shapes = shapes
-
-
-def _plain(loss: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
-    return found

@@ -7,8 +7,8 @@ has some of them, a rank of a tensor-parallel group a part of each.
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,11 @@ class Layout:
     prefix: str | None
     """Of their names, which may be empty; None where there are no blocks."""
     blocks: int
-    share: float
+    share: float = 0.0
     """Of the parameters' bytes."""
-    widths: frozenset[int]
+    widths: frozenset[int] = frozenset()
     """Sizes of their weights' dims: a split has to divide them."""
-    boundary_bytes: int
+    boundary_bytes: int = 0
     """What one block hands to the next, of the traced batch."""
     numbers: tuple[int, ...] = ()
     """The blocks' own in their names: a list may have other layers between them."""
@@ -66,48 +66,30 @@ def layout_of(stream: MemoryStream) -> Layout:
         if len(sizes) > 1 and max(sizes.values()) <= 2 * min(sizes.values())
     }
     if not repeated:
-        return Layout(prefix=None, blocks=1, share=0.0, widths=frozenset(), boundary_bytes=0)
+        return Layout(prefix=None, blocks=1)
     prefix = max(repeated, key=lambda name: sum(repeated[name].values()))
     sizes = repeated[prefix]
     layout = Layout(
         prefix=prefix,
         blocks=len(sizes),
         share=sum(sizes.values()) / whole,
-        widths=frozenset(),
-        boundary_bytes=0,
         numbers=tuple(sorted(sizes)),
     )
     weights = [a for a in parameters if layout.number(a.module) is not None and len(a.shape) > 1]
-    return replace(
-        layout,
-        widths=frozenset(dim for weight in weights for dim in weight.shape),
-        boundary_bytes=_boundary(stream, layout),
-        first=_before(stream, layout),
-    )
-
-
-def _forward(stream: MemoryStream) -> Iterator[Allocation]:
     last = stream.steps - 1
-    return (
+    made = [
         a
         for a in stream.allocations
         if a.step == last and a.phase is Phase.FORWARD and a.component is not Component.PARAMETERS
+    ]
+    by_first = [a.size for a in made if layout.number(a.module) == 0]
+    before = takewhile(lambda a: layout.number(a.module) is None, made)
+    return replace(
+        layout,
+        widths=frozenset(dim for weight in weights for dim in weight.shape),
+        boundary_bytes=by_first[-1] if by_first else 0,
+        first=frozenset(a.module for a in before),
     )
-
-
-def _boundary(stream: MemoryStream, layout: Layout) -> int:
-    """Return the bytes of what the first block makes last."""
-    made = [a for a in _forward(stream) if layout.number(a.module) == 0]
-    return made[-1].size if made else 0
-
-
-def _before(stream: MemoryStream, layout: Layout) -> frozenset[str]:
-    names = set()
-    for allocation in _forward(stream):
-        if layout.number(allocation.module) is not None:
-            break
-        names.add(allocation.module)
-    return frozenset(names)
 
 
 FIRST, LAST = -1, -2
@@ -161,13 +143,7 @@ class StreamColumns:
         return np.where(self.places >= 0, 1 / spec.tp, 1.0)
 
     def peak_bytes(self, spec: ParallelSpec, stage: int, in_flight: int) -> float:
-        """Return the most that the rank of one stage has allocated at a time.
-
-        Args:
-            spec: how it is spread.
-            stage: which part of the pipeline the rank has.
-            in_flight: microbatches whose activations it holds at once.
-        """
+        """Return the most that a stage's rank has allocated; it holds so many microbatches."""
         factors = self.held(spec, stage) * self.split(spec)
         factors = np.where(self.parts == _COMPONENTS[Component.ACTIVATIONS], in_flight, 1) * factors
         if spec.engine != "ddp":

@@ -7,7 +7,7 @@ product or a shard of the states takes is cut out of it. The global batch stays 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from flatout.analysis.stream_changes import reached_flops
 from flatout.hardware.catalogue import GpuModel
@@ -74,7 +74,7 @@ class Cluster:
         """
         if stride * size <= self.gpus:
             return self.inside
-        sharing = max(1, min(stride, self.gpus))
+        sharing = min(stride, self.gpus)
         return replace(self.between, bytes_per_s=self.between.bytes_per_s / sharing)
 
 
@@ -179,21 +179,6 @@ class Training:
         return math.inf
 
 
-def in_flight_of(spec: ParallelSpec, stage: int, microbatches: int) -> int:
-    """Return the microbatches whose activations a stage holds at once.
-
-    >>> in_flight_of(ParallelSpec(pp=4), 0, 16), in_flight_of(ParallelSpec(pp=4), 3, 16)
-    (4, 1)
-    >>> in_flight_of(ParallelSpec(pp=4, schedule="gpipe"), 3, 16)
-    16
-    """
-    if spec.pp == 1:
-        return 1
-    if spec.schedule == "gpipe":
-        return microbatches
-    return min(microbatches, spec.pp - stage)
-
-
 def specs_for(cluster: Cluster, training: Training) -> list[ParallelSpec]:
     """Return the ways to use all ranks of a cluster that could be exact."""
     ranks, layout = cluster.ranks, training.layout
@@ -273,15 +258,14 @@ def _misfit(spec: ParallelSpec, training: Training) -> str | None:
 
     The ranks of a script may have a sample more or less than others, those of a Task may not.
     """
-    layout, batch = training.layout, training.batch
+    batch = training.batch
     samples = batch // spec.dp
-    undivided = [width for width in layout.widths if width % spec.tp]
+    undivided = [width for width in training.layout.widths if width % spec.tp]
     is_starved = spec.pp > 1 and microbatches_for(spec, max(1, samples)) > samples
     rules = (
         (batch < spec.dp, "no_sample"),
         (training.splits_layers and batch % spec.dp, "no_multiple"),
         (undivided, "undivided"),
-        (spec.pp > 1 and layout.blocks < spec.stages, "few_blocks"),
         (is_starved, "starved"),
     )
     name = next((name for is_wrong, name in rules if is_wrong), None)
@@ -292,7 +276,6 @@ def _misfit(spec: ParallelSpec, training: Training) -> str | None:
         "parts": spec.dp,
         "tp": spec.tp,
         "width": min(undivided, default=0),
-        "blocks": layout.blocks,
         "stages": spec.stages,
         "samples": samples,
     }
@@ -307,8 +290,9 @@ def _microbatches(spec: ParallelSpec, training: Training, samples: int) -> tuple
     count = microbatches_for(spec, samples)
     while True:
         columns = training.columns(-(-samples // count))
+        # Under 1F1B the first stage holds one microbatch for each stage, the last one alone.
         peak = max(
-            columns.peak_bytes(spec, stage, in_flight_of(spec, stage, count))
+            columns.peak_bytes(spec, stage, min(count, spec.pp - stage))
             for stage in {0, spec.pp - 1}
         )
         peak = training.reserved_ratio * peak + training.outside_bytes
@@ -325,15 +309,7 @@ def step_work(
     columns: StreamColumns,
     microbatches: int,
 ) -> StepWork:
-    """Return what one step of a way consists of.
-
-    Args:
-        spec: the way.
-        cluster: the ranks.
-        training: what is spread.
-        columns: its step on one device, at the microbatch.
-        microbatches: of one rank.
-    """
+    """Return what one step of a way consists of, from the step of one device at a microbatch."""
     layout = training.layout
     boundary = layout.boundary_bytes * columns.batch / training.batch
     tensor = cluster.link(1, spec.tp)
@@ -341,11 +317,11 @@ def step_work(
     stages = []
     for number in range(spec.pp):
         blocks = sum(b * spec.pp // layout.blocks == number for b in range(layout.blocks))
-        reduces = TENSOR_REDUCES * blocks if spec.tp > 1 else 0
+        reduce_s = tensor.all_reduce_s(boundary, spec.tp)
         stages.append(
             replace(
                 columns.work(spec, number),
-                exchange_s=reduces * tensor.all_reduce_s(boundary, spec.tp),
+                exchange_s=TENSOR_REDUCES * blocks * reduce_s,
                 hop_s=2 * hop.send_s(boundary) if spec.pp > 1 else 0.0,
             )
         )
@@ -374,13 +350,8 @@ def gradients_s(
     """Return what the data-parallel ranks exchange in a step: gradients, and sharded parameters.
 
     DDP and ZeRO-1 reduce all gradients; ZeRO-2 scatters them and gathers the parameters once;
-    ZeRO-3 gathers them twice. Of frozen parameters there are no gradients.
-
-    Args:
-        spec: the way.
-        cluster: the ranks.
-        layout: where the blocks are.
-        sizes: bytes of the gradients and of the parameters, before any split.
+    ZeRO-3 gathers them twice. Of frozen parameters there are no gradients. `sizes`: bytes of the
+    gradients and of the parameters, before any split.
     """
     if spec.dp == 1:
         return 0.0
@@ -431,24 +402,22 @@ class Found:
 
 def search(cluster: Cluster, training: Training) -> Found:
     """List, reject and time the ways to use a cluster, and the best of smaller ones."""
-    plans = [plan_of(spec, cluster, training) for spec in specs_for(cluster, training)]
-    plans.sort(key=_order)
-    best = {}
-    for count in smaller(cluster):
-        part = part_of(cluster, count)
-        found = (
-            plans
-            if count == cluster.ranks
-            else [plan_of(spec, part, training) for spec in specs_for(part, training)]
-        )
-        fitting = [plan for plan in found if plan.fits]
-        if fitting:
-            best[count] = min(fitting, key=_order)
+    plans = plans_for(cluster, training)
+    parts = {count: part_of(cluster, count) for count in smaller(cluster) if count < cluster.ranks}
+    best = {count: plans_for(part, training)[0] for count, part in parts.items()}
+    best[cluster.ranks] = plans[0]
+    best = {count: plan for count, plan in best.items() if plan.fits}
     if not best and not training.splits_layers:  # a Task is not offloaded
         last = plan_of(spec_for(cluster.ranks, 3, offload=True), cluster, training)
         plans = sorted([*plans, last], key=_order)
         best = {cluster.ranks: last} if last.fits else {}
     return Found(plans=plans, best=best)
+
+
+def plans_for(cluster: Cluster, training: Training) -> list[ParallelPlan]:
+    """Return the ways to use all ranks: the fastest that fits first, rejected ones last."""
+    plans = (plan_of(spec, cluster, training) for spec in specs_for(cluster, training))
+    return sorted(plans, key=_order)
 
 
 def _order(plan: ParallelPlan) -> tuple[bool, float, float]:
@@ -477,6 +446,7 @@ def advise(found: Found, cluster: Cluster, training: Training) -> ParallelAdvice
     asked = cluster.ranks
     if not found.best:
         return _advise_more(cluster, training)
+    advice = partial(ParallelAdvice, asked=asked, batch=training.step_samples)
     fewest = min(found.best)
     fastest_s = {ranks: _step_ms(plan) for ranks, plan in found.best.items()}
     top = min(fastest_s, key=lambda ranks: fastest_s[ranks])
@@ -486,9 +456,7 @@ def advise(found: Found, cluster: Cluster, training: Training) -> ParallelAdvice
     if plan.spec.offload:
         others = _advise_more(cluster, training).verdict
         verdict = words("way.offloaded", gpus=_gpus(asked), others=others)
-        return ParallelAdvice(
-            verdict=verdict, ranks=asked, asked=asked, spec=plan.spec, batch=training.step_samples
-        )
+        return advice(verdict=verdict, ranks=asked, spec=plan.spec)
     is_needed = enough == fewest > 1
     start = words("way.needed" if is_needed else "way.use", n=str(enough))
     cause = ""
@@ -504,14 +472,8 @@ def advise(found: Found, cluster: Cluster, training: Training) -> ParallelAdvice
         if asked in fastest_s:
             more = words("way.gain", n=str(asked), ratio=f"{gain:.2f}")
         verdict = words("way.not_more", stay=stay, more=more, cause=cause)
-    return ParallelAdvice(
-        verdict=words("joint.end", text=verdict),
-        ranks=enough,
-        asked=asked,
-        spec=plan.spec,
-        cause=cause,
-        batch=training.step_samples,
-    )
+    verdict = words("joint.end", text=verdict)
+    return advice(verdict=verdict, ranks=enough, spec=plan.spec, cause=cause)
 
 
 def _step_ms(plan: ParallelPlan) -> float:
@@ -525,33 +487,18 @@ def _gpus(count: int) -> str:
 
 def _advise_more(cluster: Cluster, training: Training) -> ParallelAdvice:
     """Return how many ranks it takes where the asked ones do not suffice."""
+    advice = partial(ParallelAdvice, asked=cluster.ranks, batch=training.step_samples)
     count = cluster.ranks
     while count < MOST_RANKS:
         count *= 2
-        found = search_best(part_of(cluster, count), training)
-        if found is not None:
+        found = plans_for(part_of(cluster, count), training)[0]
+        if found.fits:
             about = {"n": str(count), "fewer": _gpus(cluster.ranks), "way": found.spec.label}
-            return ParallelAdvice(
-                verdict=words("way.more_needed", **about),
-                ranks=count,
-                asked=cluster.ranks,
-                spec=found.spec,
-                batch=training.step_samples,
-            )
+            verdict = words("way.more_needed", **about)
+            return advice(verdict=verdict, ranks=count, spec=found.spec)
         if not training.splits_layers and count > training.batch:
             break
-    return ParallelAdvice(
-        verdict=words("way.nothing_fits", gpus=_gpus(cluster.ranks)),
-        ranks=None,
-        asked=cluster.ranks,
-        batch=training.step_samples,
-    )
-
-
-def search_best(cluster: Cluster, training: Training) -> ParallelPlan | None:
-    """Return the fastest way that fits; None where none does."""
-    plans = [plan_of(spec, cluster, training) for spec in specs_for(cluster, training)]
-    return min((plan for plan in plans if plan.fits), key=_order, default=None)
+    return advice(verdict=words("way.nothing_fits", gpus=_gpus(cluster.ranks)), ranks=None)
 
 
 def cause_of(found: Found, enough: int, cluster: Cluster, training: Training) -> str:

@@ -7,7 +7,7 @@ goes on with the numbers that it would have drawn.
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,30 +40,13 @@ class PartOfBatch:
     """Of this part's mean in the mean over the batch."""
 
 
-class _SharedDraws:
-    """The random streams that all ranks draw from alike, where they are in the epoch."""
-
-    def __init__(self) -> None:
-        self.now: Streams | None = None
-        """None while an iterator is made: then the global streams are the shared ones."""
-
-    def next_of(self, source: Iterator[Any]) -> Any:
-        """Return the next item, drawn from the shared streams; None at the end."""
-        if self.now is None:
-            return next(source, None)
-        own = Streams()
-        self.now.set_back()
-        found = next(source, None)
-        self.now = Streams()
-        own.set_back()
-        return found
-
-
 class _PartSampler:
     """A batch sampler's batches, this rank's part of each; the sizes are noted in order."""
 
-    def __init__(self, batches: Iterable[list[Any]], part: Part, draws: _SharedDraws) -> None:
-        self.batches, self.part, self.draws = batches, part, draws
+    def __init__(
+        self, batches: Iterable[list[Any]], part: Part, draw: Callable[[Iterator[Any]], Any]
+    ) -> None:
+        self.batches, self.part, self.draw = batches, part, draw
         self.sizes: deque[int] = deque()
         self.skipped = 0
         """Batches of the next epoch that were trained before and are not fetched."""
@@ -73,7 +56,7 @@ class _PartSampler:
         return self._take(iter(self.batches), self.skipped)
 
     def _take(self, chosen: Iterator[list[Any]], skipped: int) -> Iterator[list[Any]]:
-        while (batch := self.draws.next_of(chosen)) is not None:
+        while (batch := self.draw(chosen)) is not None:
             if skipped:
                 skipped -= 1
                 continue
@@ -89,12 +72,14 @@ class TaskBatches:
 
     def __init__(self, task: Task, part: Part) -> None:
         self.task, self.part = task, part
-        self.draws = _SharedDraws()
         self.sampler: _PartSampler | None = None
         """Of loaders that choose samples by their numbers; others are read whole and cut."""
         self.source = self._shared_source(task)
         self.shared = Streams()
         """From which all ranks draw alike: at the beginning of an epoch."""
+        self.now: Streams | None = None
+        """Where those are in the epoch; None while an iterator is made: then they are the global
+        ones."""
         self.epoch, self.done = 0, 0
         """Where the training is: batches that are done in this epoch."""
 
@@ -104,11 +89,22 @@ class TaskBatches:
             return source
         if isinstance(source.dataset, IterableDataset) or source.batch_sampler is None:
             return source
-        self.sampler = _PartSampler(source.batch_sampler, self.part, self.draws)
+        self.sampler = _PartSampler(source.batch_sampler, self.part, self._draw)
         source.__dict__["batch_sampler"] = self.sampler  # DataLoader forbids setting it
         if self.part.rank:
             source.worker_init_fn = RankSeeds(self.part.rank, source.worker_init_fn)
         return source
+
+    def _draw(self, source: Iterator[Any]) -> Any:
+        """Return the next item, drawn from the shared streams; None at the end."""
+        if self.now is None:
+            return next(source, None)
+        own = Streams()
+        self.now.set_back()
+        found = next(source, None)
+        self.now = Streams()
+        own.set_back()
+        return found
 
     def peek(self) -> PartOfBatch:
         """Return this rank's part of a batch, for its shapes, as if it were never drawn."""
@@ -161,25 +157,25 @@ class TaskBatches:
                 )
             self.epoch, self.done = self.epoch + 1, 0
             # What this epoch drew from the shared streams is where the next one begins.
-            assert self.draws.now is not None
-            self.shared = self.draws.now
+            assert self.now is not None
+            self.shared = self.now
 
     def _parts_of_epoch(self) -> Iterator[PartOfBatch]:
         if self.sampler is not None:
             self.sampler.skipped = self.done
-        self.draws.now = None
+        self.now = None
         self.shared.set_back()
         source = iter(self.source)
-        self.draws.now = Streams()
+        self.now = Streams()
         number = self.done
         if self.sampler is None:
             for _ in range(self.done):
-                self.draws.next_of(source)
+                self._draw(source)
         while True:
             self.seed_step(self.epoch, number)
             # A stream is read whole on every rank, so all of them have to draw the same.
             is_cut = self.sampler is None
-            batch = self.draws.next_of(source) if is_cut else next(source, None)
+            batch = self._draw(source) if is_cut else next(source, None)
             if batch is None:
                 return
             number += 1
@@ -217,10 +213,7 @@ class TaskBatches:
     def seed_step(self, epoch: int, number: int, place: int = 0) -> None:
         """Seed what this rank draws from here on: it differs by step, part and place.
 
-        Args:
-            epoch: of the step.
-            number: of its batch.
-            place: 0 while batches are fetched, which ranks with the same part do alike.
+        `place`: 0 while batches are fetched, which ranks with the same part do alike.
         """
         words = f"{self.task.seed} {epoch} {number} {self.part.rank} {place}"
         digest = hashlib.blake2b(words.encode(), digest_size=8).digest()

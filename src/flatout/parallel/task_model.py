@@ -5,8 +5,7 @@ parameter after the other, of which each rank keeps what is its own. So no rank 
 holds more than its share.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +17,8 @@ from torch.distributed.tensor import DTensor
 
 from flatout.agent.task import Task
 from flatout.data.proof.random_streams import Streams
-from flatout.parallel.batches import Part
-from flatout.parallel.engines import blocks_of
+from flatout.parallel.batches import Part, agree_on_streams
+from flatout.parallel.engines import blocks_of, whole_of
 from flatout.records.errors import UserError
 from flatout.records.parallel import AXES, ParallelSpec
 
@@ -86,7 +85,7 @@ def build(task: Task) -> BuiltModel:
     before.set_back()
     refuse_spread_model(root)  # before rank 0 alone builds it: what spreads waits for the others
     source = task.model() if dist.get_rank() == 0 else None
-    _share_streams()
+    agree_on_streams()
     by_tensor: dict[int, list[str]] = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):
         by_tensor.setdefault(id(parameter), []).append(name)
@@ -147,13 +146,6 @@ def refuse_spread_model(root: nn.Module) -> None:
             )
     if any(isinstance(parameter, DTensor) for parameter in root.parameters()):
         raise UserError("model() returned a model whose parameters are sharded: return it plain")
-
-
-def _share_streams() -> None:
-    """Give every rank the random streams of rank 0."""
-    found: list[Any] = [Streams() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(found, 0)
-    found[0].set_back()
 
 
 def shard(part: nn.Module, blocks: Sequence[nn.Module], place: Place) -> None:
@@ -256,11 +248,6 @@ def copy_into(target: torch.Tensor, whole: torch.Tensor) -> None:
         target.to_local().copy_(whole[where])
 
 
-def whole_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with what all ranks hold of it; those that share it have to call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def gather_whole(built: BuiltModel, place: Place, target: nn.Module | None) -> None:
     """Copy all parameters and buffers into a whole model of rank 0's; others give None."""
     for kind, tensors in (("parameters", built.parameters), ("buffers", built.buffers)):
@@ -288,15 +275,3 @@ def parameter_count(built: BuiltModel, place: Place) -> int:
     count = torch.tensor([len(names & built.parameters.keys())], device=place.device)
     dist.all_reduce(count, group=place.mesh["pp"].get_group())
     return int(count)
-
-
-@contextmanager
-def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Run a module as in evaluation, and leave its modes as they were."""
-    modes = {one: one.training for one in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for one, was_training in modes.items():
-            one.training = was_training

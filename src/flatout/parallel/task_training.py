@@ -1,6 +1,6 @@
 """The training of a Task on several ranks: one process's side of it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from inspect import signature
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from flatout.agent.task import Task
 from flatout.agent.task_loop import (
@@ -22,9 +22,10 @@ from flatout.agent.task_loop import (
     seed,
     split,
 )
+from flatout.kernels.module_proof import capture, tensors_in
 from flatout.parallel import group
 from flatout.parallel.checkpoint import Checkpoints
-from flatout.parallel.engines import Replicas, leaves_of, warn_of_batch_statistics
+from flatout.parallel.engines import Replicas, leaves_of, warn_of_batch_statistics, whole_of
 from flatout.parallel.pipeline import PipelineStages, split_model, stage_numbers
 from flatout.parallel.task_batches import PartOfBatch, TaskBatches
 from flatout.parallel.task_model import (
@@ -258,7 +259,7 @@ class TaskTraining:
                     self._refuse_unreached(loss)
                 self.engine.before_backward([loss])
             torch.autograd.backward(loss * self.spec.dp)  # the ranks' gradients are averaged
-            total = total + _plain(loss)
+            total = total + whole_of(loss).detach().double()
         return total  # type: ignore[no-any-return]
 
     def _weight(self, piece: Any) -> float:
@@ -288,7 +289,8 @@ class TaskTraining:
         def loss_of(output: Any, chosen: list[int]) -> Tensor:
             counted = [row for row in chosen if row < real]
             if not counted:  # backward needs a gradient of nothing from each stage
-                return sum(one.sum() * 0.0 for one in _tensors(output))  # type: ignore[return-value]
+                found = (one.sum() * 0.0 for one in tensors_in(output) if one.requires_grad)
+                return sum(found)  # type: ignore[return-value]
             piece = samples_at(filled, samples, counted)
             kept = _first_rows(output, len(counted), len(chosen))
             loss = checked_loss(self.task, self.task.loss(_StandIn(self.root, kept), piece))
@@ -324,33 +326,25 @@ def block_calls(root: nn.Module, blocks: Sequence[str], call: Call) -> dict[str,
     Raises:
         UserError: where the model cannot be run on shapes alone.
     """
-    found: dict[str, Call] = {}
     if not blocks:
         return {"": call}
-
-    def note(name: str) -> Callable[..., None]:
-        def noted(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            found.setdefault(name, (args, kwargs))
-
-        return noted
-
-    hooks = [
-        root.get_submodule(name).register_forward_pre_hook(note(name), with_kwargs=True)
-        for name in blocks
-    ]
     args, kwargs = call
-    try:
-        with torch.no_grad():
+    why = ""
+
+    def run() -> None:
+        nonlocal why
+        try:
             root(*args, **kwargs)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        if len(found) < len(blocks):
-            raise UserError(
-                f"tp: {type(root).__name__} cannot be run on shapes alone "
-                f"({type(error).__name__}: {str(error).splitlines()[0]}), so no plan can be proven"
-            ) from None
-    finally:
-        for hook in hooks:
-            hook.remove()
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+
+    calls = dict(zip(blocks, capture(root, [*map(root.get_submodule, blocks)], run), strict=True))
+    found = {name: one for name, one in calls.items() if one is not None}
+    if why and len(found) < len(blocks):
+        raise UserError(
+            f"tp: {type(root).__name__} cannot be run on shapes alone ({why}), so no plan can be "
+            "proven"
+        )
     return found
 
 
@@ -368,10 +362,6 @@ def _check_stage_ties(built: BuiltModel, stages: Sequence[nn.Module]) -> None:
             )
 
 
-def _tensors(output: Any) -> list[Tensor]:
-    return [one for one in tree_leaves(output) if isinstance(one, Tensor) and one.requires_grad]
-
-
 def _first_rows(output: Any, count: int, size: int) -> Any:
     if count == size:
         return output
@@ -381,8 +371,3 @@ def _first_rows(output: Any, count: int, size: int) -> Any:
         ),
         output,
     )
-
-
-def _plain(loss: Tensor) -> Tensor:
-    found: Tensor = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
-    return found.detach().double()

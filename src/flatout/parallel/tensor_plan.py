@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from flatout.parallel.task_model import eval_mode, whole_of
+from flatout.parallel.engines import eval_mode, whole_of
 from flatout.records.errors import UserError, unknown
 from flatout.records.parallel import TP_STYLES
 
@@ -242,10 +242,9 @@ def _derived(root: nn.Module, blocks: Sequence[str], degree: int) -> dict[str, s
             f"tp={degree}: no plan can be derived for {kind}{why}; give one in "
             "[parallel.tp_plan], or leave tp at 1"
         )
-    held = [] if not blocks else list(_outside(root, blocks))
     tied = _tied_modules(root)
-    for name, module in held:
-        if name in tied:
+    for name, module in root.named_modules() if blocks else ():
+        if name in tied or name in blocks or _is_below(name, blocks):
             continue
         if isinstance(module, nn.Linear) and module.out_features % degree == 0:
             styles[name] = "colwise_gather"
@@ -259,10 +258,9 @@ def _derived(root: nn.Module, blocks: Sequence[str], degree: int) -> dict[str, s
     return styles
 
 
-def _outside(root: nn.Module, blocks: Sequence[str]) -> Iterable[tuple[str, nn.Module]]:
-    for name, module in root.named_modules():
-        if not any(name == one or name.startswith(f"{one}.") for one in blocks):
-            yield name, module
+def _is_below(name: str, holders: Iterable[str]) -> bool:
+    """Return whether a module is inside of one of these; the one without a name holds all."""
+    return any(not one or name.startswith(f"{one}.") for one in holders)
 
 
 def _tied_modules(root: nn.Module) -> set[str]:
@@ -296,13 +294,12 @@ def _torch_styles(
     last = [name for name, style in wanted.items() if style == "colwise_gather"][-1:]
     found: dict[str, ParallelStyle] = {}
     for name, style in wanted.items():
-        is_in_block = any(one == "" or name.startswith(f"{one}.") for one in blocks)
         if style == "colwise":
             found[name] = ColwiseParallel()
         elif style == "rowwise" and isinstance(held[name], nn.Embedding):
             found[name] = RowwiseParallel(input_layouts=Replicate())
         elif style == "rowwise":
-            splits = plan.splits_sequence and is_in_block
+            splits = plan.splits_sequence and _is_below(name, blocks)
             found[name] = RowwiseParallel(output_layouts=Shard(1) if splits else Replicate())
         elif style == "colwise_gather" and plan.splits_loss and [name] == last:
             found[name] = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
@@ -319,12 +316,8 @@ def _groups(blocks: Sequence[str], wanted: Mapping[str, str], part: nn.Module) -
     Raises:
         UserError: where they are directly in a block, so nothing is between them and its norms.
     """
-    rows = [n for n, style in wanted.items() if style == "rowwise"]
-    groups = {
-        name.rpartition(".")[0]
-        for name in rows
-        if any(one == "" or name.startswith(f"{one}.") for one in blocks)
-    }
+    rows = [name for name, style in wanted.items() if style == "rowwise"]
+    groups = {name.rpartition(".")[0] for name in rows if _is_below(name, blocks)}
     if groups & {*blocks}:
         raise UserError(
             f"sequence_parallel: products are directly in a block of {type(part).__name__}, not "
@@ -342,9 +335,10 @@ def _on_split_sequence(
         name
         for name, module in part.named_modules()
         if name not in blocks
-        and any(one == "" or name.startswith(f"{one}.") for one in blocks)
+        and _is_below(name, blocks)
         and any(True for _ in module.parameters(recurse=False))
-        and not any(name == one or name.startswith(f"{one}.") for one in groups)
+        and name not in groups
+        and not _is_below(name, groups)
     ]
 
 
@@ -411,19 +405,10 @@ def _change_first(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def prove(
-    root: nn.Module,
-    plan: TensorPlan,
-    calls: Mapping[str, Call],
-    mesh: DeviceMesh,
-) -> None:
+def prove(root: nn.Module, plan: TensorPlan, calls: Mapping[str, Call], mesh: DeviceMesh) -> None:
     """Compare each kind of block under the plan with the plain one, on all ranks of the mesh.
 
-    Args:
-        root: the model, not yet spread.
-        plan: to prove.
-        calls: the arguments with which each block is called, for their shapes.
-        mesh: over the ranks that share the products.
+    `calls`: the arguments with which each block is called, for their shapes.
 
     Raises:
         UserError: where they differ, or the block does not run with the plan.
@@ -474,13 +459,8 @@ def _difference(
     if plan.splits_sequence:
         _refuse_uncovered(split)
     limit = PROVEN_SINGLE if precisions.has_low else PROVEN
-    return (
-        max(
-            (relative_difference(one, other) for one, other in zip(found, expected, strict=True)),
-            default=math.inf,
-        )
-        / limit
-    )
+    differences = [relative_difference(*pair) for pair in zip(found, expected, strict=True)]
+    return max(differences, default=math.inf) / limit
 
 
 class _Precisions(TorchDispatchMode):  # type: ignore[no-untyped-call]

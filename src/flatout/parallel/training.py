@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
 from flatout.agent import patching
+from flatout.agent.nested import leaves_of
+from flatout.agent.untouched import buffers_kept, streams_kept
 from flatout.data.proof.random_streams import Streams
+from flatout.kernels.module_proof import tensors_in
 from flatout.parallel import group
 from flatout.parallel.batches import (
     Feeds,
@@ -24,7 +26,7 @@ from flatout.parallel.batches import (
     leading,
     part_of_batch,
 )
-from flatout.parallel.engines import Replicas, Shards, warn_of_batch_statistics
+from flatout.parallel.engines import Replicas, Shards, eval_mode, warn_of_batch_statistics
 from flatout.parallel.loss_form import CURVED, SUM, LossForm, Nodes, are_constant, forms_of
 
 CHECKED_EVERY = 500
@@ -37,6 +39,8 @@ ROUNDED = 1e-5
 """Difference below which inputs are the same, of numbers up to one."""
 MOST_FORMS = 64
 """Losses of whole batches that are kept apart: factors may differ in each step."""
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a call, and those with names."""
 
 
 def never_quietly(act: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,6 +76,8 @@ class ParallelTraining:
         """How far from one the ranks' shares in a batch added up to, at worst."""
         self.cuts: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         """Of the models of such a script: whether a batch's outputs are those of its parts."""
+        self.has_whole_batches = False
+        """Whether one of them was given a batch that has no equal parts."""
         self.is_sum = False
         """Whether the loss of the backward under way is the sum of the parts' losses."""
         self.weight: float | torch.Tensor = 1.0
@@ -79,7 +85,6 @@ class ParallelTraining:
         self.forms: dict[tuple[str, ...], tuple[frozenset[str], int, tuple[Nodes, ...]]] = {}
         """By the nodes of their graphs what losses of whole batches were, of how many samples, and
         the factors of their terms."""
-        self.warned_of_sum = self.warned_of_samples = self.warned_of_curve = False
         self.calls = 0
         """Training calls on batches that no loader gave."""
         self.losses: list[torch.Tensor] = []
@@ -174,11 +179,12 @@ class ParallelTraining:
             if self.feeds.is_fed:
                 self.feeds.worked_on = samples
                 output = call(*args, **kwargs)
-                numbers = [one for one in _leaves(output) if one.ndim == 0]
+                numbers = [one for one in tensors_in(output) if one.ndim == 0]
                 self.losses += [one for one in numbers if one.is_floating_point()]
                 return output
             self._check_inputs((args, kwargs))
             if not samples or samples % self.part.ranks:
+                self.has_whole_batches = True
                 return call(*args, **kwargs)
             if root not in self.cuts:
                 self.cuts[root] = self._can_cut(call, root, samples, (args, kwargs))
@@ -194,8 +200,8 @@ class ParallelTraining:
         self.calls += 1
         if not _is_due(self.calls):
             return
-        batch = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor)]
-        sums = [_ordered_sum(x) for x in batch if x.numel() and not x.requires_grad]
+        batch = (x for x in tensors_in(given) if x.numel() and not x.requires_grad)
+        sums = [_ordered_sum(x) for x in batch]
         # What a frozen model gave may differ in its last bits.
         if group.differs(sums, ROUNDED):
             group.stop(
@@ -203,9 +209,7 @@ class ParallelTraining:
                 "of its own without a seed; give it one, or draw from torch's, numpy's or random's"
             )
 
-    def _shared_call(
-        self, call: Callable[..., Any], samples: int, given: tuple[tuple[Any, ...], dict[str, Any]]
-    ) -> Any:
+    def _shared_call(self, call: Callable[..., Any], samples: int, given: Given) -> Any:
         """Call with this rank's part of the inputs, and return the outputs of all."""
         args, kwargs = part_of_batch(given, self.part, samples)
         script = Streams()
@@ -218,36 +222,22 @@ class ParallelTraining:
         script.set_back()
         return gathered(output, samples // self.part.ranks, self.part)
 
-    def _can_cut(
-        self,
-        call: Callable[..., Any],
-        root: Any,
-        samples: int,
-        given: tuple[tuple[Any, ...], dict[str, Any]],
-    ) -> bool:
+    def _can_cut(self, call: Callable[..., Any], root: Any, samples: int, given: Given) -> bool:
         """Return whether the outputs for a batch are those of its parts put together, by trying.
 
         Numbers have to be means over the samples. They are not where a model compares samples, and
         outputs are not where the first dimension is time, or where they have the samples elsewhere.
         """
-        streams, states = Streams(), {m: m.training for m in root.modules()}
-        buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
-        root.eval()
         try:
-            with torch.no_grad():
-                whole = _leaves(call(*given[0], **given[1]))
+            with streams_kept(), buffers_kept(root), eval_mode(root), torch.no_grad():
+                whole = call(*given[0], **given[1])
                 args, kwargs = part_of_batch(given, self.part, samples)
                 own = call(*args, **kwargs)
-                parts = _leaves(gathered(own, samples // self.part.ranks, self.part))
-            is_same = len(whole) == len(parts) and all(map(_is_close, whole, parts))
+                parts = gathered(own, samples // self.part.ranks, self.part)
+            pairs = zip(leaves_of(whole), leaves_of(parts), strict=True)
+            is_same = all(_is_close(*pair) for pair in pairs)
         except Exception:  # noqa: BLE001  a model that parts of a batch are too small for
             is_same = False
-        finally:
-            for module, was_training in states.items():
-                module.training = was_training
-            for buffer, value in buffers:
-                buffer.data.copy_(value)
-            streams.set_back()
         agreed = torch.tensor(float(is_same), device=group.device_of_group())
         dist.all_reduce(agreed, dist.ReduceOp.MIN)
         if not agreed:
@@ -294,9 +284,8 @@ class ParallelTraining:
         if self.feeds.is_fed and len(outputs) == 1 and loss.numel() == 1 and share.own:
             form = forms_of(loss, share.own)
             self.is_sum = self._is_sum(form, share)
-            if share.is_part and CURVED in form.forms and not self.warned_of_curve:
-                self.warned_of_curve = True
-                group.say(
+            if share.is_part and CURVED in form.forms:
+                group.say_once(
                     "the loss is no mean over the samples, but made of one (a root, a ratio): over "
                     "ranks it is the mean of what their parts give, which differs from one process"
                 )
@@ -334,9 +323,8 @@ class ParallelTraining:
             return False
         if not are_constant(sums, factors, share.own, samples):
             return False
-        if len(whole) > 1 and not self.warned_of_sum:
-            self.warned_of_sum = True
-            group.say(
+        if len(whole) > 1:
+            group.say_once(
                 "the loss adds a sum over the samples to something else: over ranks it is averaged "
                 "as if it were a mean, so the sum counts for less; divide it by the samples"
             )
@@ -359,6 +347,12 @@ class ParallelTraining:
             self.odd_weights = torch.maximum(self.odd_weights, (whole[-1] - 1).abs())
             if device.type == "cpu":
                 self._check_weights()
+        elif self.has_whole_batches and not any(self.cuts.values()):
+            group.say_once(
+                "a batch that the script makes itself is shared out where all tensors that a model "
+                f"is given have as many rows, a multiple of the {self.part.ranks} ranks; these "
+                "have not: every rank trains on whole batches, which gains nothing"
+            )
         self.losses.clear()
         self.feeds.trained()
 
@@ -380,9 +374,8 @@ class ParallelTraining:
         own = torch.tensor([float(self.feeds.chosen)], dtype=torch.float64)
         differ = torch.tensor(float(group.differs([own])), device=group.device_of_group())
         dist.all_reduce(differ)
-        if differ and not self.warned_of_samples:
-            self.warned_of_samples = True
-            group.say(
+        if differ:
+            group.say_once(
                 "the ranks choose different samples, so an epoch may have some twice and others "
                 "not at all: the sampler draws from a generator of its own without a seed"
             )
@@ -415,19 +408,18 @@ class ParallelTraining:
         return scaled
 
 
-def _leaves(output: Any) -> list[torch.Tensor]:
-    """Return the tensors in a model's output, in order."""
-    leaves = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
-    return [one for one in leaves if isinstance(one, torch.Tensor)]
-
-
 def _is_due(count: int) -> bool:
     """Return whether the ranks are compared after so many steps."""
     return count % CHECKED_EVERY == 0 or count.bit_count() == 1
 
 
-def _is_close(whole: torch.Tensor, parts: torch.Tensor) -> bool:
+def _is_close(whole: Any, parts: Any) -> bool:
     """Return whether two outputs are the same but for rounding."""
+    if not isinstance(whole, torch.Tensor):
+        # Tensors of an object, a distribution say, are not put together.
+        held = [*tensors_in(whole), *getattr(whole, "__dict__", {}).values()]
+        is_number = isinstance(whole, int | float)
+        return whole == parts if is_number else not any(isinstance(x, torch.Tensor) for x in held)
     if whole.shape != parts.shape:
         return False
     if not whole.is_floating_point() and not whole.is_complex():

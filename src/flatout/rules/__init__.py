@@ -6,10 +6,9 @@ Those on what the device does are under `device`, on several ranks under `ranks`
 A rule is a module with `check(profile, machine)`. It may name in `MENDED_BY` the techniques that
 fix its bottleneck: with one of them in use, what the script says of itself no longer holds. In
 `AT_LINES` it names the source rules that see its cause at the lines that were measured, in
-`IN_PROJECT` those whose findings are its cause wherever they are in the project. `TURNS` says which
-way its advice turns a setting that others turn, too ("more", "fewer", "not more"), by the name of
-its sentence. With `TRAINS_WRONG` it says that the training learns other than was meant: it is not
-tuned before that is fixed.
+`IN_PROJECT` those whose findings are its cause wherever they are in the project. With
+`TRAINS_WRONG` it says that the training learns other than was meant: it is not tuned before that
+is fixed.
 """
 
 import importlib

@@ -2,6 +2,8 @@ from flatout.records.readings import Limits
 from flatout.rules.device.at_ceiling import check
 from tests.techniques.facts import machine, profile
 
+TURNS = {"next": {"precision": "lower"}}
+
 
 def test_a_step_near_its_least_time_can_be_left():
     finding = check(profile(limits=Limits(least_step_ms=92.0, gemm_dtype="bfloat16")), machine())

@@ -2,6 +2,11 @@ from flatout.records.profile import Regime
 from flatout.rules.device.launch_bound import check
 from tests.techniques.facts import machine, profile
 
+TURNS = {
+    "next": {"batch": "larger", "compile": "more"},
+    "next_compiled": {"batch": "larger"},
+}
+
 
 def waiting(share, kind="cuda"):
     return profile(kind=kind, regime=Regime(name="launch", shares={"launch": share}))

@@ -5,6 +5,8 @@ from flatout.rules.ranks.exposed_communication import check
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import machine, profile
 
+TURNS = {"next": {"batch": "larger"}}
+
 
 def test_the_rank_that_waits_least_tells_what_communication_costs():
     ranks = (rank(0, exposed_ms=70.0), rank(1, exposed_ms=30.0))

@@ -4,6 +4,7 @@ from flatout.rules.ranks.straggler import check
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import machine, profile
 
+TURNS = {"next": {}}
 BEHIND = {"is_straggler": True, "because": "forward takes it 60.0 ms a step against 30.0 ms"}
 
 

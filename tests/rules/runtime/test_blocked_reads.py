@@ -9,6 +9,13 @@ from tests.rules.journey_facts import journey, leg, worker
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import loader, machine, profile
 
+TURNS = {
+    "next_more": {"workers": "more"},
+    "next_pack": {"workers": "more"},
+    "next_foreign": {"workers": "more"},
+    "next_local": {"workers": "not more"},
+}
+
 
 def waiting(wait_ms, **legs):
     return profile(

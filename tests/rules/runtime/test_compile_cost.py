@@ -5,6 +5,8 @@ from flatout.rules.runtime.compile_cost import check
 from tests.rules.measured import findings_of
 from tests.techniques.facts import machine, profile
 
+TURNS = {"next": {"compile": "less"}}
+
 
 def known(steps):
     return profile(compiling=CompileFacts(seconds=30.0), planned_steps=steps)

@@ -8,6 +8,15 @@ from tests.rules.journey_facts import journey
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import loader, machine, profile
 
+TURNS = {
+    "next_workers": {"workers": "more"},
+    "next_other": {"workers": "more"},
+    "next_foreign": {"workers": "more"},
+    "next_fewer": {"workers": "fewer"},
+    "next_none": {"workers": "fewer"},
+    "next_cheaper": {"workers": "not more"},
+}
+
 
 def waiting(wait_ms, *, workers=0):
     return profile(

@@ -5,6 +5,7 @@ from flatout.records.readings import IdleSplit, Limits, TraceSummary
 from flatout.rules.runtime.fp32_on_fast_bf16 import check
 from tests.techniques.facts import gpu, machine, model, profile
 
+TURNS = {"next": {"precision": "lower"}}
 FAST = {"cpu_features": frozenset({"amx_bf16"}), "cpu_name": "Xeon"}
 
 

@@ -1,6 +1,8 @@
 from flatout.rules.runtime.math_attention import check
 from tests.techniques.facts import machine, model, profile
 
+TURNS = {"next": {"precision": "lower"}}
+
 
 def running_on(backend, why=""):
     return profile(

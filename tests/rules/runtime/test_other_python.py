@@ -5,6 +5,8 @@ from flatout.rules.runtime.other_python import check
 from tests.rules.journey_facts import leg
 from tests.techniques.facts import loader, machine, model, profile
 
+TURNS = {"next_loader": {"workers": "more"}}
+
 
 def looping(other_ms=100.0, **changes):
     known = {"phases_ms": {"other": other_ms}, "loaders": (loader(),), "models": (model(),)}

@@ -5,6 +5,8 @@ from flatout.rules.runtime.recompiles import check
 from tests.rules.measured import findings_of
 from tests.techniques.facts import machine, profile
 
+TURNS = {"next": {}}
+
 
 def known(most):
     made = CompileFacts(

@@ -5,6 +5,12 @@ from flatout.rules.runtime.short_of_cores import check
 from tests.rules.pipeline_facts import pipeline
 from tests.techniques.facts import loader, machine, profile
 
+TURNS = {
+    "next_workers": {"workers": "more"},
+    "next_techniques": {"workers": "not more"},
+    "next_none": {"workers": "not more"},
+}
+
 
 def waiting(*, workers=2, **changes):
     return profile(

@@ -13,6 +13,7 @@ from tests.rules.rank_facts import rank
 from tests.support.programs import workload_of
 from tests.techniques.facts import machine, profile
 
+TURNS = {"next": {}}
 SCRIPTS = ROOT / "tests/scripts/whole"
 
 

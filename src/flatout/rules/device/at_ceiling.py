@@ -9,7 +9,6 @@ from flatout.records.units import format_ms, format_share
 MIN_REACHED = 0.90
 """Of the step. The rest is less than any other rule on the time speaks about, so none of them says
 what this one denies."""
-TURNS = {"next": {"precision": "lower"}}
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

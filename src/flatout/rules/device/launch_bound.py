@@ -9,10 +9,6 @@ from flatout.records.units import format_ms, format_share
 MIN_SHARE = 0.30
 """SYN07 of the catalogue: with less, the device works off a queue for most of the step."""
 MENDED_BY = frozenset({"torch_compile", "regional_compile"})
-TURNS = {
-    "next": {"batch": "larger", "compile": "more"},
-    "next_compiled": {"batch": "larger"},
-}
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

@@ -11,7 +11,6 @@ MIN_SHARE = 0.25
 """A quarter of the step in communication that nothing hides: the number of DS02 in the catalogue
 of diagnostics."""
 IN_PROJECT = ("DS01", "DS08")
-TURNS = {"next": {"batch": "larger"}}
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

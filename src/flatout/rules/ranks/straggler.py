@@ -8,8 +8,6 @@ from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.readings import RankFacts
 
-TURNS: dict[str, dict[str, str]] = {"next": {}}
-
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report the rank that is behind; what is behind enough is decided where ranks are compared."""

@@ -16,12 +16,6 @@ MIN_BLOCKED = 0.50
 MADE = ("read", "decode", "collate")
 AT_LINES = ("DL02", "DL03", "DL04", "DL05", "DL06")
 IN_PROJECT = ("DL23",)
-TURNS = {
-    "next_more": {"workers": "more"},
-    "next_pack": {"workers": "more"},
-    "next_foreign": {"workers": "more"},
-    "next_local": {"workers": "not more"},
-}
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

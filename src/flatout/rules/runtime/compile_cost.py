@@ -6,8 +6,6 @@ from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.units import format_duration, format_ratio
 
-TURNS = {"next": {"compile": "less"}}
-
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report a script's own compiling where only a gain above 2x would pay it back."""

@@ -25,14 +25,6 @@ SENT_FOR_MORE = 1.5
 DIFFERENT = 0.01
 """Shares that differ by more are two numbers to a reader, who has to be told why."""
 AT_LINES = ("DL02", "DL03", "DL04", "DL05", "DL06")
-TURNS = {
-    "next_workers": {"workers": "more"},
-    "next_other": {"workers": "more"},
-    "next_foreign": {"workers": "more"},
-    "next_fewer": {"workers": "fewer"},
-    "next_none": {"workers": "fewer"},
-    "next_cheaper": {"workers": "not more"},
-}
 
 
 def foreign() -> str:

@@ -27,7 +27,6 @@ MENDED_BY = frozenset({"bf16_autocast", "fp16_autocast", "fp8_training", "pure_b
 MIN_CAPABILITY = (8, 0)
 """Compute capability from which NVIDIA devices multiply bf16 in hardware (Ampere)."""
 IN_PROJECT = ("AMP01",)
-TURNS = {"next": {"precision": "lower"}}
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

@@ -10,7 +10,6 @@ MATH = "math"
 MIN_SHARE = 0.10
 """Below a tenth of the step in forward and backward, attention is not worth a reader's time."""
 IN_PROJECT = ("LP07",)
-TURNS = {"next": {"precision": "lower"}}
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

@@ -13,7 +13,6 @@ MIN_PART = 0.10
 """A part below a tenth of the rest is not named."""
 EVALUATION = "evaluation"
 IN_PROJECT = ("SYN05", "SYN08")
-TURNS = {"next_loader": {"workers": "more"}}
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

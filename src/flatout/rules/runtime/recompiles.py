@@ -8,7 +8,6 @@ from flatout.records.units import format_duration
 
 MIN_TIMES = 3
 """Of one function: torch compiles once more on purpose when a size changes, then for any size."""
-TURNS: dict[str, dict[str, str]] = {"next": {}}
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

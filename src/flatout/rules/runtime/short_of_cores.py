@@ -12,11 +12,6 @@ from flatout.records.units import format_count, format_ms, format_rate, format_s
 MIN_SHARE = 0.10
 """Below a tenth of the step in waiting, cheaper samples are not worth a reader's time."""
 AT_LINES = ("DL02", "DL03", "DL04", "DL05", "DL06")
-TURNS = {
-    "next_workers": {"workers": "more"},
-    "next_techniques": {"workers": "not more"},
-    "next_none": {"workers": "not more"},
-}
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

@@ -5,7 +5,6 @@ from flatout.records.finding import Finding
 from flatout.records.machine import Machine
 from flatout.records.messages import words
 from flatout.records.profile import Profile
-from flatout.records.readings import SyncPoint
 from flatout.records.units import format_ms, format_share
 
 MIN_SHARE = 0.03
@@ -51,7 +50,10 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             cost=format_ms(cost_ms),
             step=format_ms(step_ms),
             share=format_share(share),
-            lines=tuple(_named(sync) for sync in costly[:MAX_LINES]),
+            lines=tuple(
+                f"{sync.line} ({sync.what}, {sync.per_step:.3g} a step)"
+                for sync in costly[:MAX_LINES]
+            ),
         ),
         next=words(f"finding.sync_in_step.next_{ADVICE[costly[0].what]}"),
         lines=tuple(sync.line for sync in costly),
@@ -62,7 +64,3 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             "waits_per_step": sum(sync.per_step for sync in costly),
         },
     )
-
-
-def _named(sync: SyncPoint) -> str:
-    return f"{sync.line} ({sync.what}, {sync.per_step:.3g} a step)"

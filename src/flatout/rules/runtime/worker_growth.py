@@ -10,7 +10,6 @@ STEPS = 1_000
 MIN_GROWTH = 0.01
 """Least growth in a thousand steps, as a share of the machine's memory: slower, and 100,000 steps
 fit into it."""
-TURNS: dict[str, dict[str, str]] = {"next": {}}
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import importlib
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 from flatout.analysis.source import edits
@@ -126,14 +126,9 @@ def version() -> str:
         Path(edits.__file__).parents[2] / "records",
     ]
     digest = hashlib.sha256(sys.version.encode())
-    for path in _sources(places):
+    for path in sorted(path for place in places for path in place.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _sources(places: Sequence[Path]) -> Iterator[Path]:
-    for place in places:
-        yield from sorted(place.rglob("*.py"))
 
 
 def _finding(script: Script, rule: str, issue: Issue) -> SourceFinding:
@@ -158,20 +153,15 @@ def _is_in_test(script: Script, node: ast.AST) -> bool:
     return any(
         isinstance(each, ast.FunctionDef)
         and each.name.startswith("test_")
-        and any("assert" in name.lower() for name in _asserted(script, each))
+        and any(
+            not isinstance(inner, ast.Call) or "assert" in last_name(inner.func).lower()
+            for inner in script.within(each, ast.Assert, ast.Call)
+        )
         for each in script.ancestors(node)
     )
 
 
-def _asserted(script: Script, function: ast.FunctionDef) -> Iterator[str]:
-    for node in script.within(function, ast.Assert, ast.Call):
-        yield last_name(node.func) if isinstance(node, ast.Call) else "assert"
-
-
 def _is_ignored(script: Script, finding: SourceFinding) -> bool:
-    for line in range(finding.line, finding.end_line + 1):
-        if line in script.ignored:
-            silenced = script.ignored[line]
-            if silenced is None or finding.code in silenced:
-                return True
-    return False
+    lines = range(finding.line, finding.end_line + 1)
+    silenced = [script.ignored[line] for line in lines if line in script.ignored]
+    return any(codes is None or finding.code in codes for codes in silenced)

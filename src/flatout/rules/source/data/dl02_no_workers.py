@@ -28,7 +28,6 @@ READS = frozenset(
 )
 """Functions that read or decode a sample, whatever module they are of."""
 READ_CALLS = ("PIL.Image.open", "numpy.load", "torch.load", "torchaudio.load", "librosa.load")
-IN_MEMORY = ("torch.utils.data.TensorDataset", "datasets.")
 WORKERS = "4"
 """As a start: `flatout tune` finds the number for a machine."""
 

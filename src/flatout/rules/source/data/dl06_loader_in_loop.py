@@ -40,12 +40,8 @@ def check(script: Script) -> Iterator[Issue]:
             if not runs_every_step(script, call, step):
                 continue  # an evaluation now and then
             because = "every step makes a loader of its own"
-        elif inside and may_have_workers(call) and _trains_in(steps, inside[-1]):
+        elif inside and may_have_workers(call) and not steps.isdisjoint(ast.walk(inside[-1])):
             because = "every epoch makes a loader of its own: its workers start again each time"
         else:
             continue
         yield Issue(node=call, because=because, instead="make the loader once, before the loop")
-
-
-def _trains_in(steps: set[ast.AST], loop: ast.AST) -> bool:
-    return any(node in steps for node in ast.walk(loop))

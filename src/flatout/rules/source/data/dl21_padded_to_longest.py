@@ -21,7 +21,8 @@ def check(script: Script) -> Iterator[Issue]:
         is_tokenizer = "token" in script.source(call.func).lower()
         if padding is None or constant(padding) != "max_length" or not is_tokenizer:
             continue
-        if any(FIXED_SHAPES & names_in(test) for test in _tests(script, call)):
+        branches = (a for a in script.ancestors(call) if isinstance(a, ast.If | ast.IfExp))
+        if any(FIXED_SHAPES & names_in(branch.test) for branch in branches):
             continue
         yield Issue(
             node=call,
@@ -31,10 +32,3 @@ def check(script: Script) -> Iterator[Issue]:
                 "(DataCollatorWithPadding)"
             ),
         )
-
-
-def _tests(script: Script, node: ast.AST) -> Iterator[ast.expr]:
-    """Yield the conditions under which a node runs."""
-    for ancestor in script.ancestors(node):
-        if isinstance(ancestor, ast.If | ast.IfExp):
-            yield ancestor.test

@@ -19,7 +19,9 @@ def check(script: Script) -> Iterator[Issue]:
     for call in script.methods("zero_grad"):
         if _is_between(script, call):
             statement = script.statement(call)
-            step = next(s for s in _after(script, statement) if optimizer_steps(script, s))
+            block = script.block(statement)
+            after = block[block.index(statement) + 1 :]
+            step = next(each for each in after if optimizer_steps(script, each))
             yield Issue(
                 node=call,
                 because="gradients are cleared after backward and before the step that needs them",
@@ -48,14 +50,10 @@ def _missing(script: Script, part: StepPart) -> Iterator[Issue]:
 
 def _clears_by_hand(script: Script) -> bool:
     """Return whether something sets `.grad` or has a name such as `clear_gradients`."""
-    return (
-        any(
-            node.attr == "grad" and isinstance(node.ctx, ast.Store)
-            for node in script.nodes(ast.Attribute)
-        )
-        or "zero_" in script.text
-        or "accelerator" in script.text
-    )
+    if "zero_" in script.text or "accelerator" in script.text:
+        return True
+    attributes = script.nodes(ast.Attribute)
+    return any(node.attr == "grad" and isinstance(node.ctx, ast.Store) for node in attributes)
 
 
 def _is_between(script: Script, call: ast.Call) -> bool:
@@ -64,23 +62,16 @@ def _is_between(script: Script, call: ast.Call) -> bool:
     if script.parents[call] is not statement:
         return False
     block = script.block(statement)
-    at = next(i for i, each in enumerate(block) if each is statement)
-    trained = {id(script.statement(each)) for each in backwards(script)}
-    before = [i for i, each in enumerate(block[:at]) if id(each) in trained]
+    at = block.index(statement)
+    trained = {script.statement(each) for each in backwards(script)}
+    before = [i for i, each in enumerate(block[:at]) if each in trained]
     if not before or any(optimizer_steps(script, each) for each in block[before[-1] : at]):
         return False
     owner = script.source(call.func.value)  # type: ignore[attr-defined]
     for each in block[at + 1 :]:
-        if id(each) in trained or any(
-            True for c in script.within(each, ast.Call) if "backward" in script.source(c.func)
-        ):
+        inner = script.within(each, ast.Call)
+        if each in trained or any("backward" in script.source(call.func) for call in inner):
             return False
         if any(script.source(s.func.value) == owner for s in optimizer_steps(script, each)):  # type: ignore[attr-defined]
             return True
     return False
-
-
-def _after(script: Script, statement: ast.stmt) -> list[ast.stmt]:
-    block = script.block(statement)
-    at = next(i for i, each in enumerate(block) if each is statement)
-    return block[at + 1 :]

@@ -68,7 +68,6 @@ def _trains_below(script: Script, call: ast.Call, parts: list[StepPart]) -> bool
 def _is_before_optimizer(script: Script, call: ast.Call) -> bool:
     statement = script.statement(call)
     block = script.block(statement)
-    at = next(i for i, each in enumerate(block) if each is statement)
     stepped = [
         i
         for i, each in enumerate(block)
@@ -76,4 +75,4 @@ def _is_before_optimizer(script: Script, call: ast.Call) -> bool:
         and isinstance(each.value, ast.Call)
         and is_optimizer_step(script, each.value)
     ]
-    return bool(stepped) and at < stepped[0]
+    return bool(stepped) and block.index(statement) < stepped[0]

@@ -26,8 +26,7 @@ def check(script: Script) -> Iterator[Issue]:
     if "add_param_group" in script.words:
         return  # the new ones may be added
     for made in script.calls("torch.optim."):
-        given = argument(made, "params", 0)
-        match given:
+        match argument(made, "params", 0):
             case ast.Call(func=ast.Attribute(value=ast.Name(id=model), attr="parameters")):
                 pass
             case _:
@@ -39,8 +38,7 @@ def check(script: Script) -> Iterator[Issue]:
             or not script.called(made).rpartition(".")[2][0].isupper()
         ):
             continue
-        after = block[next(i for i, each in enumerate(block) if each is statement) + 1 :]
-        for each in after:
+        for each in block[block.index(statement) + 1 :]:
             if not isinstance(each, ast.Assign):
                 continue
             target = each.targets[0]

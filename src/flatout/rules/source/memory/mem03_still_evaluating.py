@@ -24,7 +24,8 @@ def check(script: Script) -> Iterator[Issue]:
                     continue
             if model in trains_again or part.node in script.ancestors(call):
                 continue
-            if not _is_trained(script, part.node, model):
+            called = (script.source(each.func) for each in script.within(part.node, ast.Call))
+            if model not in called:
                 continue
             # Where the epoch evaluates first, the switch at its start would change nothing.
             first = part.node if call.lineno < part.node.lineno else epoch.body[0]
@@ -38,7 +39,3 @@ def check(script: Script) -> Iterator[Issue]:
                 fix=suggested(insert_before(script, first, f"{model}.train()")),
             )
             return
-
-
-def _is_trained(script: Script, step: ast.AST, model: str) -> bool:
-    return any(script.source(call.func) == model for call in script.within(step, ast.Call))

@@ -12,31 +12,22 @@ def check(script: Script) -> Iterator[Issue]:
     if not uses_device(script):
         return
     for each in evaluations(script):
-        outputs = {
-            target.id
+        assigned = [
+            (target.id, _calls(script, node.value, each.model))
             for node in script.within(each.loop, ast.Assign)
-            if isinstance(node.value, ast.Call) and script.source(node.value.func) == each.model
             for target in node.targets
             if isinstance(target, ast.Name)
-        }
-        changed = {
-            target.id
-            for node in script.within(each.loop, ast.Assign)
-            if not (
-                isinstance(node.value, ast.Call) and script.source(node.value.func) == each.model
-            )
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
+        ]
+        changed = {name for name, is_output in assigned if not is_output}
+        outputs = {name for name, is_output in assigned if is_output} - changed
         for call in script.within(each.loop, ast.Call):
             match call:
                 case ast.Call(func=ast.Attribute(attr="append"), args=[kept]):
                     pass
                 case _:
                     continue
-            is_output = isinstance(kept, ast.Name) and kept.id in outputs - changed
-            is_call = isinstance(kept, ast.Call) and script.source(kept.func) == each.model
-            if is_output or is_call:
+            is_output = isinstance(kept, ast.Name) and kept.id in outputs
+            if is_output or _calls(script, kept, each.model):
                 yield Issue(
                     node=call,
                     because="all outputs of the evaluation stay in the device's memory at once",
@@ -45,3 +36,7 @@ def check(script: Script) -> Iterator[Issue]:
                         "metric's update"
                     ),
                 )
+
+
+def _calls(script: Script, value: ast.expr, model: str) -> bool:
+    return isinstance(value, ast.Call) and script.source(value.func) == model

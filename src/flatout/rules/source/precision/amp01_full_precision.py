@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from flatout.analysis.source.script import Issue, Script
-from flatout.analysis.source.training import backward_loss, step_parts, trains, uses_device
+from flatout.analysis.source.training import StepPart, step_parts, trains, uses_device
 
 LOWER = re.compile(
     r"autocast|bfloat16|bf16|float16|fp16|GradScaler|deepspeed|Accelerator|Fabric|precision|apex"
@@ -15,16 +15,16 @@ LOWER = re.compile(
 
 def check(script: Script) -> Iterator[Issue]:
     """Report the first step of a file that trains on a GPU and never lowers the precision."""
-    if not uses_device(script) or LOWER.search(script.text):
-        return
-    if not trains(script):
-        return  # gradients of something other than a training
-    for part in step_parts(script)[:1]:
-        loss = backward_loss(script, part.backwards[0])
-        if loss is None:
-            continue
+    for part in full_precision_steps(script)[:1]:
         yield Issue(
             node=part.backwards[0],
             because="forward and backward run in fp32; tensor cores are far faster in bf16",
             instead='with torch.autocast("cuda", torch.bfloat16): around model and loss',
         )
+
+
+def full_precision_steps(script: Script) -> list[StepPart]:
+    """Return the steps of a training on a GPU that never lowers the precision."""
+    if not uses_device(script) or LOWER.search(script.text):
+        return []
+    return step_parts(script) if trains(script) else []  # else gradients of something else

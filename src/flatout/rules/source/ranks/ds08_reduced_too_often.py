@@ -20,7 +20,7 @@ def check(script: Script) -> Iterator[Issue]:
             continue
         period = script.source(found[2])
         yield Issue(
-            node=part.backwards[0],
+            node=backward,
             because=(
                 f"every backward exchanges all gradients between the ranks; only one of {period} "
                 "is followed by a step"

@@ -10,8 +10,11 @@ from flatout.records.finding import Fix
 
 def check(script: Script) -> Iterator[Issue]:
     """Report `model.state_dict()` that is saved after `model = torch.compile(model)`."""
+    saves = script.calls("torch.save")
     saved = [
-        call for save in script.calls("torch.save") for call in ast.walk(save) if _is_state(call)
+        call
+        for call in script.methods("state_dict")
+        if any(each in saves for each in script.ancestors(call))
     ]
     if not saved or "_orig_mod" in script.text:
         return
@@ -24,29 +27,20 @@ def check(script: Script) -> Iterator[Issue]:
         uses = [
             call
             for call in saved
-            if isinstance(call.func.value, ast.Name)  # type: ignore[attr-defined]
-            and call.func.value.id == name  # type: ignore[attr-defined]
+            if script.source(call.func.value) == name  # type: ignore[attr-defined]
             and script.scope(call) is script.scope(target)
-            and call.lineno > made.lineno  # type: ignore[attr-defined]
+            and call.lineno > made.lineno
         ]
         if uses:
             yield Issue(
                 node=made,
                 because=(
-                    f"line {uses[0].lineno} saves the state of the wrapper: every name begins with "  # type: ignore[attr-defined]
+                    f"line {uses[0].lineno} saves the state of the wrapper: every name begins with "
                     "_orig_mod., and the plain model does not find its weights"
                 ),
                 instead=f"{name}.compile(), which compiles in place and keeps the names",
                 fix=_fix(script, made, name),
             )
-
-
-def _is_state(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "state_dict"
-    )
 
 
 def _fix(script: Script, made: ast.Call, name: str) -> Fix | None:

@@ -15,7 +15,7 @@ def check(script: Script) -> Iterator[Issue]:
     calls = script.calls(*WAITS)
     for part in step_parts(script) if calls and trains(script) else ():
         for call in calls:
-            if part.node not in script.ancestors(call) or not runs_every_step(script, call, part):
+            if not runs_every_step(script, call, part):
                 continue
             statement = script.parents[call]
             is_timed = bool(script.calls("time.time", "time.perf_counter", "time.monotonic"))

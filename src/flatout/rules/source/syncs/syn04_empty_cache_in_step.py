@@ -21,7 +21,7 @@ def check(script: Script) -> Iterator[Issue]:
     calls = script.calls(*WHY)
     for part in step_parts(script) if calls else ():
         for call in calls:
-            if part.node not in script.ancestors(call) or not runs_every_step(script, call, part):
+            if not runs_every_step(script, call, part):
                 continue
             statement = script.parents[call]
             yield Issue(

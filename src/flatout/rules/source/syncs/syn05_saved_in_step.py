@@ -12,9 +12,7 @@ def check(script: Script) -> Iterator[Issue]:
     for part in step_parts(script) if calls else ():
         for call in calls:
             # A single loop may be one of epochs, each a step over all data.
-            if not script.loops(part.node) or part.node not in script.ancestors(call):
-                continue
-            if runs_every_step(script, call, part):
+            if script.loops(part.node) and runs_every_step(script, call, part):
                 yield Issue(
                     node=call,
                     because="every step copies the state to the host and waits for the disk",

@@ -11,11 +11,8 @@ from flatout.records.finding import Fix
 
 EXACT = frozenset({"zeros", "ones", "full", "eye"})
 """The same numbers on every device."""
-OTHERS = frozenset(
-    ["rand", "randn", "randint", "randperm", "empty", "arange", "linspace", "tensor"]
-)
-"""Other random numbers, another rounding, or one copy of the same list in any case."""
-
+OTHERS = frozenset(["rand", "randn", "randint", "randperm", "empty", "arange", "linspace"])
+"""Other random numbers, or another rounding."""
 SMALL = 1024
 """Elements, as numbers in the source: a counter, a scalar."""
 
@@ -25,7 +22,7 @@ def check(script: Script) -> Iterator[Issue]:
     for move in script.methods("cuda", "to"):
         made = move.func.value  # type: ignore[attr-defined]
         name = script.called(made).removeprefix("torch.")
-        if name not in EXACT | OTHERS - {"tensor"} or not is_device_move(script, move):
+        if name not in EXACT | OTHERS or not is_device_move(script, move):
             continue
         others = len(move.args) > 1 or any(
             keyword.arg not in {"device", "non_blocking"} for keyword in move.keywords
