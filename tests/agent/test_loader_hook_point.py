@@ -81,6 +81,20 @@ def test_facts_that_cannot_be_noted_are_told_and_the_loader_is_built(session):
     assert "not open yet" in session.errors[0]
 
 
+class Equal(Numbers):
+    """A data set that is told apart by its kind alone."""
+
+    def __eq__(self, other):
+        return isinstance(other, Equal)
+
+
+def test_a_data_set_that_calls_itself_equal_to_the_one_before_is_used(session, monkeypatch):
+    kept = Equal()
+    monkeypatch.setattr(session, "transform", lambda _, asked: {**asked, "dataset": kept})
+
+    assert watched(session)(Equal()).dataset is kept
+
+
 def test_torch_does_not_hold_a_stream_to_a_length_that_only_flatout_asked_for(session):
     built = watched(session)(Short(), batch_size=1)
 

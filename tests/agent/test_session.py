@@ -146,6 +146,23 @@ def test_the_steps_of_an_optimizer_that_is_built_again_go_on():
     assert len(session.places) == 2
 
 
+@pytest.mark.parametrize(
+    ("whos", "steps"),
+    [([0] * 30 + [1] * 50, 80), ([0, 1] * 40, 40), ([0, 0, 0, 1] * 10, 10), ([0] * 99 + [1], 99)],
+    ids=["one after the other", "in turns", "a critic and its generator", "one that hardly steps"],
+)
+def test_the_steps_of_optimizers_that_live_are_those_of_all_trainings(whos, steps):
+    session = Session(TrialSpec(mode="run"))
+    optimizers = [Built(), Built()]
+    for each in optimizers:
+        session.add_optimizer(each)
+
+    for who in whos:
+        session.end_segment(who)
+
+    assert session.made_steps == steps
+
+
 def test_optimizers_that_are_gone_take_no_time_of_later_steps():
     session = Session(TrialSpec(mode="run"))
     for _ in range(100):
@@ -153,7 +170,7 @@ def test_optimizers_that_are_gone_take_no_time_of_later_steps():
 
     assert session.optimizer_count == 100
     assert len(session._optimizers.data) == 0
-    assert not session.has_optimizer()
+    assert session.optimizers == []
     assert (session.lives(99), session.lives(100)) == (False, True)
 
 

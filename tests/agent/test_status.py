@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from flatout.agent.session import Session
 from flatout.agent.status import COST, EVERY_S, Publisher, _Loss, device_now
 from flatout.records.phase_clock import NAMES, Clock
-from flatout.records.trial_result import Segment
+from flatout.records.trial_result import LoaderSeen, Segment
 from flatout.records.trial_spec import TrialSpec
 
 
@@ -37,14 +37,14 @@ def session(moments):
     return session
 
 
-def step(session, moments, seconds=0.1, samples=8):
+def step(session, moments, seconds=0.1, samples=8, **facts):
     """Let one step pass."""
     moments.moment += seconds
     by_phase = [0.0] * len(NAMES)
     by_phase[NAMES.index("data_wait")] = seconds / 4
     by_phase[NAMES.index("forward")] = seconds * 3 / 4
     session.clock.since = moments.moment
-    segment = Segment(seconds=by_phase, samples=samples)
+    segment = Segment(seconds=by_phase, samples=samples, **facts)
     session._record(segment)
     return segment
 
@@ -63,6 +63,53 @@ def test_the_record_tells_steps_samples_and_phases(tmp_path, session, moments):
     assert record["over_samples"] / record["over_s"] == pytest.approx(80)
     assert record["over_s"] / record["over_steps"] == pytest.approx(0.1)
     assert record["seconds"]["data_wait"] / sum(record["seconds"].values()) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("whos", "samples"),
+    [([0, 1], 8), ([0, 0, 0, 1], 24), ([0] * 4, 32)],
+    ids=["an actor and its critic", "a critic before each generator's step", "one"],
+)
+def test_optimizers_that_take_turns_train_on_the_same_samples(
+    tmp_path, session, moments, whos, samples
+):
+    publisher = Publisher(session, tmp_path)
+
+    for who in whos * 20:
+        publisher.saw_segments([step(session, moments, samples=0, who=who, called=8)])
+    publisher.publish(moments.moment)
+
+    assert publisher.samples == 20 * samples
+
+
+def test_an_optimizer_that_is_made_again_has_samples_of_its_own(tmp_path, session, moments):
+    publisher = Publisher(session, tmp_path)
+    session.optimizer_count = 2  # both are gone
+
+    publisher.saw_segments(
+        [step(session, moments, samples=0, who=fold, called=8) for fold in (0, 0, 1, 1)]
+    )
+
+    assert publisher.samples == 4 * 8
+
+
+def test_an_optimizer_that_joins_in_makes_no_step_of_negative_length(tmp_path, session, moments):
+    publisher = Publisher(session, tmp_path)
+
+    for who in [0] * 80 + [1, 0] * 3:
+        publisher.saw_segments([step(session, moments, who=who)])
+    publisher.publish(moments.moment)
+
+    assert records(tmp_path)[0]["over_steps"] >= 0
+
+
+def test_a_loader_that_is_evaluated_on_hides_no_samples_of_the_training(tmp_path, session, moments):
+    publisher = Publisher(session, tmp_path)
+    session.loaders["held out"] = LoaderSeen("held out", {})
+
+    publisher.saw_segments([step(session, moments, samples=0, called=8)])
+
+    assert publisher.samples == 8
 
 
 def test_the_first_step_is_told_at_once(tmp_path, session, moments):

@@ -8,7 +8,7 @@ import torch
 from flatout.agent import training_device
 from flatout.agent.recorder import device_seen
 from flatout.agent.session import Session
-from flatout.agent.training_device import batch_device, find_cuda_device, find_device, follow
+from flatout.agent.training_device import batch_device, find_cuda_device, follow
 from flatout.records.profile import PeakBytes
 from flatout.records.trial_spec import TrialSpec
 
@@ -52,8 +52,9 @@ def driver(monkeypatch):
 
 def test_the_device_of_the_first_root_counts_and_not_the_current_one(driver):
     session = session_with(root("cuda:1", "cuda:2"), optimizers=[Stepper("cuda:3")])
+    follow(session)
 
-    assert find_device(session) == torch.device("cuda:1")
+    assert batch_device() == torch.device("cuda:1")
     assert find_cuda_device(session) == torch.device("cuda:1")
 
 
@@ -69,7 +70,6 @@ def test_while_nothing_is_known_the_current_device_stands_in(driver, monkeypatch
     session = session_with()
     follow(session)
 
-    assert find_device(session) is None
     assert find_cuda_device(session) == torch.device("cuda:0")
     assert batch_device() == torch.device("cuda:0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from flatout.agent.measuring.run_curve import METRIC
+from flatout.agent.status import METRIC
 from flatout.cli import call
 from flatout.records.errors import UserError
 from flatout.records.trial_result import CurvePoint, PrintedValue, RunRecord, run_record_from_json

@@ -83,13 +83,8 @@ def find_module(
 ) -> importlib.machinery.ModuleSpec | None:
     """Ask the finders for a module: those of paths, then others, as editable installs bring.
 
-    Most others only watch, and some ask all finders themselves.
-
-    Args:
-        name: of the module; nothing is imported for that of a top-level one.
-        path: where to look, for a module in a package.
-        target: a hint to the finders.
-        but: a finder that is not asked.
+    Most others only watch, and some ask all finders themselves: `but` is not asked. Nothing is
+    imported for the name of a top-level one.
     """
     found = importlib.machinery.PathFinder.find_spec(name, path, target)
     others = [one for one in sys.meta_path if one is not but and hasattr(one, "find_spec")]

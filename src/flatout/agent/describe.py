@@ -40,6 +40,7 @@ def _facts(module: "torch.nn.Module") -> dict[str, Any]:
         if isinstance(m, torch.nn.Conv2d | torch.nn.ConvTranspose2d) and m.weight.dim() == 4
     ]
     kinds = [m for m in module.modules() if m is not module]
+    head = next((m for m in reversed(kinds) if isinstance(m, torch.nn.Linear)), None)
     device = parameters[0].device.type if parameters else "cpu"
     return {
         "name": type(module).__name__,
@@ -59,13 +60,9 @@ def _facts(module: "torch.nn.Module") -> dict[str, Any]:
         "softmax_modules": len(softmax_modules(module)),
         "finds_unused": bool(getattr(module, "find_unused_parameters", False)),
         **_experts(module),
-        "head_parameters": next(
-            (m.weight.numel() for m in reversed(kinds) if isinstance(m, torch.nn.Linear)), 0
-        ),
+        "head_parameters": head.weight.numel() if head is not None else 0,
         "odd_parameters": sum(m.weight.numel() for m in odd_layers(module)),
-        "widest_output": next(
-            (m.out_features for m in reversed(kinds) if isinstance(m, torch.nn.Linear)), 0
-        ),
+        "widest_output": head.out_features if head is not None else 0,
     }
 
 

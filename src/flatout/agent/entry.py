@@ -36,7 +36,9 @@ def install(spec: TrialSpec) -> Session:
     if spec.guard is not None:
         _pin(spec.guard)
     session.start()
-    _publish(session, spec.status_folder or spec.folder)
+    folder = spec.status_folder or spec.folder
+    if folder:  # `flatout watch` sees how the training goes
+        session.quietly(lambda: Publisher(session, Path(folder)).install())()
     for hook_point in (loader, model, optimizer, step):
         hook_point.install(session)
     if spec.mode == "run":
@@ -68,16 +70,6 @@ def _record_for_guard(session: Session, guard: Mapping[str, Any], path: Path) ->
         ActivityRecorder(session, path)
     else:
         GuardRecorder(session, guard, path)
-
-
-def _publish(session: Session, folder: str) -> None:
-    """Let `flatout watch` see how the training goes."""
-
-    def begin() -> None:
-        Publisher(session, Path(folder)).install()
-
-    if folder:
-        session.quietly(begin)()
 
 
 def _watch_memory(session: Session, folder: str, plan: Mapping[str, Any] | None = None) -> None:

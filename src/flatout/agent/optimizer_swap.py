@@ -104,10 +104,8 @@ _SUCCESSORS: "weakref.WeakKeyDictionary[Optimizer, type[Optimizer]]" = weakref.W
 def find_obstacle(optimizer: Optimizer, *loadable: str) -> str | None:
     """Return why an optimizer cannot become another one now, or None.
 
-    Args:
-        optimizer: Has made no step, but its state may have been loaded.
-        loadable: Names of which each parameter's state has one where the new class can go on from
-            what was loaded.
+    It has made no step, but its state may have been loaded. The new class can go on from that where
+    each parameter's state has one of the `loadable` names.
     """
     return next(_obstacles(optimizer, loadable), None)
 

@@ -7,7 +7,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -171,7 +171,12 @@ def kill_started_with(variable: str, value: str) -> None:
     entry = f"{variable}={value}".encode()
 
     def started() -> list[int]:
-        return [pid for pid, environment in _environments() if entry in environment]
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):  # another user's, or gone
+                if entry in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+        return found
 
     for _ in range(100):
         below = without_cleaners(started())
@@ -207,13 +212,6 @@ def _command_line(pid: int) -> list[str]:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         return [os.fsdecode(word) for word in words if word]
     return []
-
-
-def _environments() -> Iterator[tuple[int, list[bytes]]]:
-    """Return the number of each process that we may look into, and what it began with."""
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # another user's, or gone
-            yield int(path.parent.name), path.read_bytes().split(b"\0")
 
 
 def _prctl(option: int, value: int) -> bool:

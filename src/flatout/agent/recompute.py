@@ -15,13 +15,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from flatout.agent.untouched import (
-    KeptBuffer,
-    buffers_kept,
-    buffers_of,
-    host_streams,
-    streams_kept,
-)
+from flatout.agent.untouched import KeptBuffer, buffers_kept, buffers_of, host_streams, streams_kept
 
 KEPT_OPERATORS = (
     "mm",
@@ -78,12 +72,8 @@ def _signs(module: torch.nn.Module) -> list[torch.Tensor]:
 
     Not the parameters themselves: nothing is said against changing those before backward.
     """
-    return [torch.empty(0, device=device) for device in _devices(module)]
-
-
-def _devices(module: torch.nn.Module) -> list[torch.device]:
     found = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
-    return sorted(found, key=str)
+    return [torch.empty(0, device=device) for device in sorted(found, key=str)]
 
 
 def _contexts(
@@ -183,10 +173,7 @@ def _kept_packets() -> frozenset[Any]:
 
 
 def saved_cost(
-    call: Callable[..., Any],
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    call: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int, int]:
     """Return the bytes that a call keeps for backward and the FLOPs of running it again.
 
@@ -206,14 +193,10 @@ def saved_cost(
 
     counter = FlopCounterMode(display=False)
     with streams_kept(), buffers_kept(module), counter:
-        with torch.autograd.graph.saved_tensors_hooks(note, _itself):
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             output = call(*args, **kwargs)
         del output
     return sum(sizes.values()), counter.get_total_flops()
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -1,8 +1,4 @@
-"""The child's side of a measurement: decide when there are enough steps, write one JSON, stop.
-
-`Recorder` does it. `StepsSoFar` and `MadeSteps` keep its steps, `listening_cost_s` estimates what
-listening costs, `device_seen` and `environment_facts` say what it ran on.
-"""
+"""The child's side of a measurement: decide when there are enough steps, write one JSON, stop."""
 
 import atexit
 import contextlib
@@ -21,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
+
+import torch
 
 from flatout.agent import patching
 from flatout.agent.measuring import kernels as one_profiler
@@ -111,10 +109,6 @@ class MadeSteps:
 
         Trainings one after the other, and loops within a loop, have optimizers that are over and a
         last one that is young: neither tells how many steps there are.
-
-        Args:
-            counts: Segments by the optimizer that ended them.
-            segments: Those that were recorded.
         """
         if len(counts) == 1:
             (made,) = counts.values()
@@ -138,8 +132,6 @@ def device_seen(session: Session) -> DeviceSeen:
     the same.
     """
     import resource
-
-    import torch
 
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     devices = find_cuda_devices(session)
@@ -171,8 +163,6 @@ def environment_facts() -> dict[str, Any]:
     """Return the stack that ran, for the record."""
     import platform
 
-    import torch
-
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -186,8 +176,6 @@ def environment_facts() -> dict[str, Any]:
 
 def _gpu_barred_by() -> str:
     """Return what in the script keeps this process from a GPU: `fork`, a variable, or nothing."""
-    import torch
-
     if torch.cuda._is_in_bad_fork():
         return "fork"
     return next((name for name in GPU_VARIABLES if os.environ.get(name) in HIDES_ALL), "")
@@ -204,8 +192,6 @@ def _unused(root: Any) -> dict[str, int]:
 
 def _fp32_matmul() -> str:
     """Return what fp32 matrix products may use: `highest` is fp32 itself; empty for unknown."""
-    import torch
-
     with contextlib.suppress(RuntimeError):  # a script that mixes torch's two ways of asking
         return str(torch.get_float32_matmul_precision())
     return ""

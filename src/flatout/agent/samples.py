@@ -154,11 +154,6 @@ def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int
     >>> leading_size({"label": []})
     0
     """
-    kind = type(batch)
-    if (kind is list or kind is tuple) and batch:  # nearly every batch, at each of its steps
-        shape = getattr(batch[0], "shape", None)
-        if shape and len(shape) != IMAGE_DIMS:
-            return int(shape[0])
     shape = _shape(batch)
     if shape is not None:
         return int(shape[0] or 0) if len(shape) else 1
@@ -215,11 +210,9 @@ def _are_images(items: Sequence[Any], expected: int | None) -> bool:
     return len(items) == expected or all(shape[0] != expected for shape in shapes)
 
 
-def tensor_bytes(batch: Any, depth: int = 0) -> int:
+def tensor_bytes(batch: Any) -> int:
     """Return the bytes of all tensors in a batch."""
-    if hasattr(batch, "element_size"):
-        return int(batch.numel() * batch.element_size())
-    return sum(tensor_bytes(part, depth + 1) for part in _parts(batch, depth))
+    return sum(int(tensor.numel() * tensor.element_size()) for tensor in _tensors(batch))
 
 
 def sample_size(sample: Any) -> int:

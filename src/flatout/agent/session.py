@@ -5,6 +5,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flatout.agent.describe import describe, describe_optimizer
 from flatout.agent.events import EVENTS, Listener
 from flatout.agent.step_sampler import MAX_NOTED, StepSampler
+from flatout.analysis.steps import find_anchor, trainings_of
 from flatout.records.errors import NotApplicable
 from flatout.records.phase_clock import Clock
 from flatout.records.technique import Technique, hook_points_of, name_of
@@ -31,6 +33,8 @@ FEW_FEEDINGS = 8
 """After as many more, one that took part in a single one feeds none either."""
 FEW_OF_SEVERAL = 2
 """The same where another loader took part in more."""
+RECENT = 200
+"""Segments by which is seen which optimizers take turns."""
 MAX_ERRORS = 20
 """Probe failures kept; more of the same say nothing new."""
 
@@ -70,13 +74,13 @@ class Session:
         self.spec = spec
         self.is_recording = spec.mode not in ("run", "memory")
         self.techniques = tuple(technique.bind() for technique in techniques)
-        self.clock = Clock()
-        self.segment = Segment()
+        self.clock, self.segment = Clock(), Segment()
         self.segments: list[Segment] = []
         # Segments by the optimizer that ended them; in `places`, of which there are few, one that
         # is built again goes on for one that is gone.
         self.counts: dict[int, int] = {}
         self.places: dict[int, int] = {}
+        self.recent: deque[int] = deque(maxlen=RECENT)
         self._roots: list[Callable[[], torch.nn.Module | None]] = []
         self.training_calls: dict[int, Callable[..., Any]] = {}
         self.loaders: dict[str, LoaderSeen] = {}
@@ -114,7 +118,7 @@ class Session:
         """By event; a hook point looks here before it calls `fire`, which is what a step feels."""
         self.signs = _open_signs(spec.folder)
         """What the supervisor looks at: a counter, and whether a batch is waited for."""
-        self._become_own()
+        self.thread = threading.get_ident()
         os.register_at_fork(after_in_child=self._forked)
 
     @property
@@ -143,12 +147,16 @@ class Session:
 
     @property
     def made_steps(self) -> int:
-        """Training steps so far: of several optimizers the one that steps least counts."""
-        return min(self.places.values(), default=0)
+        """Training steps so far: of optimizers that take turns the one that steps least counts.
 
-    def has_optimizer(self) -> bool:
-        """Return whether any optimizer that the script built lives."""
-        return len(self._optimizers) > 0
+        One that lives and steps no more is of a training that is over, and its steps count too.
+        """
+        if len(self.places) < 2:
+            return sum(self.places.values())
+        whos = list(self.recent)
+        running = whos[trainings_of(whos)[-1]]
+        over = (made for who, made in self.places.items() if who not in running)
+        return self.places.get(find_anchor(running), self.places[whos[-1]]) + sum(over)
 
     @property
     def last_scale(self) -> float:
@@ -377,6 +385,7 @@ class Session:
         self.segments.clear()
         self.counts.clear()
         self.places.clear()
+        self.recent.clear()
         self._unreported.clear()
         self.sampler.reset()
 
@@ -399,6 +408,7 @@ class Session:
             gone = next((one for one in made if not self.lives(one)), who)
             made[who] = made.pop(gone, 0)
         made[who] += 1
+        self.recent.append(who)
 
     def _apply(
         self, technique: Technique, hook_point: str, value: Value, context: tuple[Any, ...]
@@ -428,18 +438,13 @@ class Session:
             if not hook_points_of(technique) - {"environment", "start", "end"}:
                 self.note_status(technique, "applied")
 
-    def _become_own(self) -> None:
-        self.thread = threading.get_ident()
-
     def _forked(self) -> None:
         """Start an empty record: a forked child may train too (it is then a trainer of its own)."""
         if self.thread == NO_THREAD:
             return
-        self._become_own()
-        self.clock = Clock()
-        self.segment, self.segments, self.counts, self.places = Segment(), [], {}, {}
-        self._unreported = []
-        self.sampler.reset()
+        self.thread = threading.get_ident()
+        self.clock, self.segment = Clock(), Segment()
+        self.forget()
         self.sampler.below_s = 0.0
         self.errors.clear()
         self.trains_elsewhere = self.draws_elsewhere = False

@@ -1,23 +1,27 @@
 """What a training process tells about itself: a small file, written again at most twice a second.
 
-It is in the job's folder and is replaced as a whole, so that reading it disturbs no one.
+It is in the job's folder and is replaced as a whole, so that reading it disturbs no one. `RunCurve`
+leaves what `flatout run --record` keeps: rows that are appended as they come, so that a training
+that is killed leaves those it had.
 """
 
 import atexit
 import contextlib
 import json
 import os
+import re
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.agent.measuring.run_curve import RunCurve
-from flatout.agent.ranks import rank_and_size
+from flatout.agent import patching
+from flatout.agent.ranks import own_rank
 from flatout.agent.session import Session
 from flatout.agent.training_device import find_cuda_device
 from flatout.records.phase_clock import NAMES
-from flatout.records.trial_result import Segment
+from flatout.records.trial_result import CURVE, HIGHER_IS_BETTER, LOWER_IS_BETTER, PRINTED, Segment
 
 EVERY_S = 0.5
 """No one reads faster."""
@@ -31,22 +35,26 @@ RECENT_S = 5.0
 class Publisher:
     """Writes the record of one training process while it trains."""
 
-    pid: int
-    is_ended: bool
-    samples: int
-    totals: list[float]
-    rows: list[Segment]
-    """The steps since the last record."""
-    recent: "deque[tuple[float, int, int, tuple[float, ...]]]"
-    """Moment, steps, samples and phases of the last records."""
-    next_at: float
-    loss: "_Loss"
-
     def __init__(self, session: Session, folder: Path) -> None:
         self.session = session
         self.folder = folder
-        self.curve = RunCurve(session, folder, _rank) if session.spec.records_run else None
+        self.curve = RunCurve(session, folder) if session.spec.records_run else None
         self._begin()
+
+    def _begin(self) -> None:
+        self.pid = os.getpid()
+        self.is_ended = False
+        self.rows: list[Segment] = []
+        """The steps since the last record."""
+        self.samples = 0
+        self.turn: dict[int, int] = {}
+        """Samples of the latest steps by optimizer, none of which made two."""
+        self.totals = [0.0] * len(NAMES)
+        self.next_at = 0.0
+        self.recent: deque[tuple[float, int, int, tuple[float, ...]]] = deque()
+        """Moment, steps, samples and phases of the last records."""
+        self.loss = _Loss()
+        self._ask_for_loss()
 
     def install(self) -> None:
         """Follow the session."""
@@ -120,22 +128,22 @@ class Publisher:
 
     def _add_up(self) -> None:
         rows, self.rows = self.rows, []
+        is_fed = any(seen.is_training for seen in self.session.loaders.values())
         for segment in rows:
-            called = 0 if self.session.loaders else segment.called_with
-            self.samples += segment.samples or called
+            called = 0 if is_fed else segment.called_with
+            self.samples += segment.samples or self._new_in_turn(segment.who, called)
             for phase, value in enumerate(segment.seconds if segment.is_sampled else ()):
                 self.totals[phase] += value
 
-    def _begin(self) -> None:
-        self.pid = os.getpid()
-        self.is_ended = False
-        self.rows = []
-        self.samples = 0
-        self.totals = [0.0] * len(NAMES)
-        self.next_at = 0.0
-        self.recent = deque()
-        self.loss = _Loss()
-        self._ask_for_loss()
+    def _new_in_turn(self, who: int, called: int) -> int:
+        """Return how many samples no other optimizer of the turn had: `analysis.steps.step_of`."""
+        if who not in self.session.places:  # one of a later task or fold took its place
+            return called
+        if who in self.turn:
+            self.turn.clear()
+        others = max(self.turn.values(), default=0)
+        self.turn[who] = called
+        return max(0, called - others)
 
     def _record(self, moment: float) -> dict[str, Any]:
         first, last = self.recent[0], self.recent[-1]
@@ -145,22 +153,17 @@ class Publisher:
         value, step = self.loss.read()
         return {
             "pid": self.pid,
-            "rank": _rank(),
+            "rank": own_rank(),
             "at_s": moment,
             "step": last[1],
             "over_s": max(last[0] - first[0], 1e-9),
-            "over_steps": last[1] - first[1],
+            "over_steps": max(0, last[1] - first[1]),  # less where another optimizer joins in
             "over_samples": last[2] - first[2],
             "seconds": dict(zip(NAMES, seconds, strict=True)),
             "loss": value,
             "loss_step": step,
             "device": device_now(self.session),
         }
-
-
-def _rank() -> int:
-    place = rank_and_size()
-    return place[0] if place else 0
 
 
 class _Loss:
@@ -214,3 +217,92 @@ def device_now(session: Session) -> dict[str, Any]:
         "uuid": str(getattr(torch.cuda.get_device_properties(device), "uuid", "")),
         "allocated_bytes": torch.cuda.memory_allocated(device),
     }
+
+
+MAX_LINE = 4096
+"""Characters of a line that are looked at: progress bars rewrite theirs without end."""
+MAX_PRINTED = 100_000
+"""Rows of printed metrics that one process leaves."""
+ROWS_A_SCALE = 1000
+"""Points of the curve in the time that the training has taken so far: later ones come apart as the
+training grows, so that a day leaves some thousands."""
+METRIC = re.compile(
+    r"(?<![A-Za-z0-9])"
+    r"(?P<name>(?:(?:train|training|val|valid|validation|test|eval|dev)[ _/.-]+)?"
+    rf"(?:[a-z0-9]+[_/])*(?:{'|'.join((*LOWER_IS_BETTER, *HIGHER_IS_BETTER))})"
+    r"(?:[_@]?(?:\d+|epoch|step|macro|micro|weighted|mean|avg|top\d+))*)"
+    r"['\"]?\s*[:=]?\s*\(?"
+    r"(?P<value>[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)(?![\w./])",
+    re.IGNORECASE,
+)
+"""`val loss 0.51`, `accuracy: 91.2%`, `{'eval_loss': 0.5}`, `acc@1=0.7`."""
+
+
+class RunCurve:
+    """Leaves the points and the printed metrics of one training process."""
+
+    def __init__(self, session: Session, folder: Path) -> None:
+        self.session, self.folder = session, folder
+        self.began_s: float | None = None
+        self.next_s = 0.0
+        self.lines: dict[str, str] = {"stdout": "", "stderr": ""}
+        """The line that is being written, by stream: `print` writes it piece by piece."""
+        self.printed = 0
+        for name in self.lines:
+            self._listen(name)
+
+    def saw(self, moment: float, step: int, samples: int, loss: float | None) -> None:
+        """Leave a point, unless the last one was a moment ago."""
+        if self.began_s is None:
+            self.began_s = moment
+        spent_s = moment - self.began_s
+        if spent_s >= self.next_s:
+            self.next_s = spent_s + spent_s / ROWS_A_SCALE
+            self._leave(CURVE, {"step": step, "s": spent_s, "samples": samples, "loss": loss})
+
+    def ended(self, moment: float, step: int, samples: int, loss: float | None) -> None:
+        """Leave the last point, however soon it comes after the one before."""
+        self.next_s = 0.0
+        self.saw(moment, step, samples, loss)
+
+    def wrote(self, stream: str, text: str) -> None:
+        """Look at what the script writes, line by line."""
+        *whole, rest = re.split(r"[\r\n]", self.lines[stream] + text)
+        self.lines[stream] = rest[-MAX_LINE:]
+        for line in whole:
+            for found in METRIC.finditer(line[:MAX_LINE]):
+                self._leave_printed(found["name"], float(found["value"]))
+
+    def _leave_printed(self, name: str, value: float) -> None:
+        self.printed += 1
+        if self.printed > MAX_PRINTED or self.began_s is None:
+            return  # before the first step nothing was learned
+        session = self.session
+        row = {
+            "name": re.sub(r"[ .-]+", "_", name.lower()),
+            "step": session.made_steps,
+            "s": session.clock.now() - self.began_s,
+            "value": value,
+        }
+        self._leave(PRINTED, row)
+
+    def _listen(self, name: str) -> None:
+        stream = getattr(sys, name)
+        if stream is None:  # pythonw and daemons have none
+            return
+
+        def listening(write: Callable[..., Any]) -> Callable[..., Any]:
+            def written(text: str) -> Any:
+                done = write(text)
+                if self.session.is_mine():
+                    self.session.quietly(self.wrote)(name, text)
+                return done
+
+            return written
+
+        self.session.quietly(patching.wrap)(stream, "write", listening)
+
+    def _leave(self, name: str, row: Mapping[str, Any]) -> None:
+        path = self.folder / f"{name}-{own_rank()}-{os.getpid()}.jsonl"
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")

@@ -46,7 +46,7 @@ EACH_STEP = ("batch", "forward", "before_step", "after_step", "backward_end")
 
 
 def nothing() -> None:
-    """Lead to no iterator."""
+    """Lead to nothing, as a dead weak reference."""
 
 
 class StepSampler:

@@ -30,14 +30,6 @@ def live_optimizers() -> "list[torch.optim.Optimizer]":
     return session.optimizers if session is not None else []
 
 
-def find_device(session: Session) -> "torch.device | None":
-    """Return the device of the training's first parameter; None while no parameter is known.
-
-    That is where a model takes its batch, also where its later layers lie elsewhere.
-    """
-    return next(_devices(session), None)
-
-
 def find_cuda_device(session: Session) -> "torch.device | None":
     """Return the CUDA device of the training, of several the first; None where it is on the CPU."""
     return next(iter(find_cuda_devices(session)), None)
@@ -74,7 +66,8 @@ def batch_device() -> "torch.device":
     import torch
 
     session = _followed[0]() if _followed else None
-    found = find_device(session) if session is not None else None
+    # Its first parameter's: a model takes its batch there, also where later layers are elsewhere.
+    found = next(_devices(session), None) if session is not None else None
     if found is not None:
         return found
     if torch.cuda.is_available():

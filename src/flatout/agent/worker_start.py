@@ -33,13 +33,7 @@ MOST_NAMES = 5
 
 
 def note_start(asked: dict[str, Any], loader: Any) -> None:
-    """Note a start of workers that is about to happen; of several starts the worst.
-
-    Args:
-        asked: What is known of the loader; gains `start_method`, `start_reason`,
-            `cuda_at_start` and `threads_at_start`.
-        loader: The loader.
-    """
+    """Note a start of workers that is about to happen; of several starts the worst."""
     is_kept = loader.persistent_workers and getattr(loader, "_iterator", None) is not None
     if not loader.num_workers or is_kept:
         return
@@ -142,7 +136,7 @@ def start_facts(arguments: Mapping[str, Any]) -> StartFacts:
         trouble=find_trouble(given) if may_be_fresh and not has_workers else "",
         is_cuda_in_use=in_use,
         cuda_holder=holder,
-        open_file=find_open_file(given) if will_be_copies else "",
+        open_file=_find(given, _is_open_file) if will_be_copies else "",
     )
 
 
@@ -211,15 +205,10 @@ def find_cuda(thing: Any) -> str:
     return _find(thing, _is_on_cuda)
 
 
-def find_open_file(thing: Any) -> str:
-    """Return the path to the first file in an object that is open for reading; empty for none."""
-    return _find(thing, _is_open_file)
-
-
 def _find(
     thing: Any, is_wanted: Callable[[Any], bool | None], name: str = "", depth: int = 0
 ) -> str:
-    """Return the path to the first part that is wanted; where it is None, it is looked into."""
+    """Return the path to the first part that is wanted, or ""; one that is None is looked into."""
     found = is_wanted(thing)
     if found is not None:
         return name if found else ""

@@ -37,11 +37,8 @@ the host's name where no one says it, and some hosts do not know their address b
 def launch(ranks: int, restarts: int, apart: str, command: Sequence[str]) -> int:
     """Run a command in so many ranks and return the exit code of the first that failed, or 0.
 
-    Args:
-        ranks: processes to start.
-        restarts: how often all are started again after one failed.
-        apart: "1" where only what rank 0 writes is to stay.
-        command: what each of them runs.
+    All are started again when one failed, `restarts` times at most. Where `apart` is "1", only what
+    rank 0 writes is to stay.
     """
     folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=scratch_root()))
     announce(folder, "ranks", "")  # should this be killed, the next command removes it

@@ -240,10 +240,8 @@ def rollback(folder: Path, *, ended: bool = True) -> Undone:
     Repeating it is harmless, also after it was killed: what is undone is cut off the journal. (To
     undo "a file is new" twice would delete what was renamed back to that name in between.)
 
-    Args:
-        folder: of the trial.
-        ended: whether the trial ended just now; else what is newer than its last sign of life was
-            written by another program.
+    Unless the trial ended just now, what is newer than its last sign of life was written by another
+    program.
     """
     journal, failed = folder / JOURNAL_NAME, folder / FAILED_NAME
     name = BESIDE + folder.name
@@ -251,7 +249,7 @@ def rollback(folder: Path, *, ended: bool = True) -> Undone:
     try:
         lines = _lines(failed) + _lines(journal)
         if lines:
-            until = math.inf if ended else _last_sign(folder) + SLACK_S
+            until = math.inf if ended else _newest(folder.iterdir()) + SLACK_S
             copies = [Path(folder, name) for folder in _folders(lines)]
             lines = _with_missed(journal, failed, lines, copies)
             _undo_all(lines, until, undone, _Progress(journal, failed, lines))
@@ -302,9 +300,7 @@ class _Progress:
     def cut(self, index: int, needed: Container[str]) -> None:
         """Cut the journal off before a line that was undone, and remove a copy it was the last of.
 
-        Args:
-            index: of the line.
-            needed: folders whose copies stay.
+        Copies stay in the folders that are still needed.
         """
         folder = self.last_uses.get(index)
         if folder is not None and folder not in needed:
@@ -330,9 +326,7 @@ def restore(root: Path, was: Path | None = None) -> tuple[Undone, int]:
 
     Nothing outside the folder is touched, whatever the copies say. New files of the trial stay.
 
-    Args:
-        root: the folder.
-        was: what the folder was called in the trial, as in a container; None for the same name.
+    `was` is what the folder was called in the trial, as in a container; None for the same name.
 
     Returns:
         What was done, and how many copies were left alone because their trial still runs.
@@ -515,11 +509,7 @@ def _was_clock_set(entries: Sequence[Entry | None]) -> bool:
 def _undo_one(entry: Entry, place: JournalPlace, undone: Undone, *, is_expected: bool) -> bool:
     """Return whether an entry needs no other try.
 
-    Args:
-        entry: What to undo.
-        place: What is known about it.
-        undone: Where that is noted.
-        is_expected: Whether something failed before: then what is not there may come with it.
+    Where something failed before (`is_expected`), what is not there may come with it.
     """
     try:
         found = undo(entry, place)
@@ -594,17 +584,9 @@ def _time_of(line: bytes) -> int:
     return 0 if entry is None else entry.time
 
 
-def _last_sign(folder: Path) -> float:
+def _newest(paths: Iterable[Path]) -> float:
     times = [0.0]
-    for path in folder.iterdir():
+    for path in paths:
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime)
-    return max(times)
-
-
-def _newest(copies: Sequence[Path]) -> float:
-    times = [0.0]
-    for copy in copies:
-        with contextlib.suppress(OSError):
-            times.append(copy.stat().st_mtime)
     return max(times)

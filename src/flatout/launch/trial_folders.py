@@ -146,11 +146,8 @@ RESERVE_BYTES = 1 << 18
 def hold_working_folder(folder: Path, root: Path, *, is_free: bool) -> Iterator[int | None]:
     """Hold the working folder for one trial; those on overlays do not disturb each other.
 
-    Args:
-        folder: of the script.
-        root: the cache's folder.
-        is_free: whether nothing is held: nothing is undone, or a trial's script started this
-            flatout, which is part of that trial then.
+    Nothing is held where it is free: nothing is undone, or a trial's script started this flatout,
+    which is part of that trial then.
     """
     if is_free:
         yield None

@@ -362,26 +362,16 @@ def not_journaled(environment: Mapping[str, str], folder: Path) -> list[str]:
 
 
 def _read_ending(folder: Path) -> dict[str, Any]:
-    ending = _find_plain(folder / "ending.json") or {"wall_s": 0.0}
-    results = _results(folder)
-    results.sort(key=lambda result: -len(result.segments))
-    log = folder / "log"
-    return {
-        "why": ending.get("why", "limit"),
-        "exit_code": ending.get("exit_code"),
-        "wall_s": ending["wall_s"],
-        "error": ending.get("error", ""),
-        "undone": ending.get("undone", 0),
-        "kept": tuple(ending.get("kept", ())),
-        "orphans": ending.get("orphans", 0),
-        "is_overlaid": ending.get("is_overlaid", False),
-        "waits_for_batch": ending.get("waits_for_batch", False),
-        "stuck": tuple(ending.get("stuck", ())),
-        "results": tuple(results),
+    found: dict[str, Any] = {"why": "limit", "exit_code": None, "wall_s": 0.0}
+    found |= _find_plain(folder / "ending.json") or {}
+    return found | {
+        "kept": tuple(found.get("kept", ())),
+        "stuck": tuple(found.get("stuck", ())),
+        "results": tuple(sorted(_results(folder), key=lambda one: -len(one.segments))),
         "trains_elsewhere": find_noted(folder, ELSEWHERE) is not None,
         "empty_loader": find_noted(folder, EMPTY),
         "exhaustion": find_noted(folder, "oom"),
-        "log": last_output(log),
+        "log": last_output(folder / "log"),
     }
 
 

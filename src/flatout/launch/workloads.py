@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -172,18 +172,15 @@ def _check_script(path: Path) -> None:
 
 def _instead(folder: Path, wanted: str = "train.py") -> str:
     """Return the hint that names the nearest script in a folder; empty where there is none."""
-    scripts = sorted(item.name for item in _scripts(folder))
+    try:
+        found = [item.name for item in folder.iterdir() if item.suffix == ".py" and item.is_file()]
+    except OSError:
+        found = []
+    scripts = sorted(found)
     if not scripts:
         return f"; there is no .py file in {folder}" if folder.is_dir() else ""
     nearest = difflib.get_close_matches(wanted, scripts, n=1, cutoff=0.0)[0]
     return f"; did you mean {folder / nearest}?"
-
-
-def _scripts(folder: Path) -> Iterator[Path]:
-    try:
-        yield from (item for item in folder.iterdir() if item.suffix == ".py" and item.is_file())
-    except OSError:
-        return
 
 
 def _top_level_names(path: Path) -> set[str]:

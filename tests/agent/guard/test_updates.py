@@ -29,13 +29,13 @@ def followed(device="cpu", *, fault=1.0, kind=torch.optim.AdamW):
         if step == STEPS:
             named["0.weight"].data.mul_(fault)
         notes.after_step(0, step, optimizer, backwards_inside=0)
-    assert notes.gaps() == ()
+    assert notes.gaps == {}
     return notes
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
 def test_a_shadow_takes_the_optimizer_s_own_steps(kind):
-    found = followed(kind=kind).updates()
+    found = followed(kind=kind).updates
 
     assert [update.step for update in found] == [1, 2, 3]
     for update in found:
@@ -45,18 +45,18 @@ def test_a_shadow_takes_the_optimizer_s_own_steps(kind):
 
 
 def test_what_changes_a_parameter_behind_the_optimizer_is_seen():
-    found = followed(fault=1.01).updates()[-1].tensors
+    found = followed(fault=1.01).updates[-1].tensors
 
     difference, _, size, _ = found["0.weight"]
     assert difference == pytest.approx(0.01 * size, rel=0.1)
 
 
 def test_compared_in_parts_are_the_norms_of_the_whole(monkeypatch):
-    whole = followed(fault=1.01).updates()
+    whole = followed(fault=1.01).updates
 
     monkeypatch.setattr(updates, "CHUNK", 7)
 
-    for one, other in zip(whole, followed(fault=1.01).updates(), strict=True):
+    for one, other in zip(whole, followed(fault=1.01).updates, strict=True):
         for name, numbers in one.tensors.items():
             assert other.tensors[name] == pytest.approx(numbers, rel=1e-12)
 
@@ -78,7 +78,7 @@ def test_parameters_in_float64_are_left_as_they_are():
     notes.after_step(0, 1, optimizer, backwards_inside=0)
 
     assert torch.equal(model.weight, before)
-    assert notes.updates()[0].tensors["weight"][0] == 0.0
+    assert notes.updates[0].tensors["weight"][0] == 0.0
 
 
 def parameters(device="cuda", count=1 << 20):
@@ -108,7 +108,7 @@ def test_a_shadow_on_the_device_takes_the_same_steps(kind, monkeypatch):
         updates, "place_for", lambda given: placed.append(place_for(given)) or placed[-1]
     )
 
-    found = followed("cuda", kind=kind).updates()
+    found = followed("cuda", kind=kind).updates
 
     assert placed[0].type == "cuda"
     for update in found:

@@ -148,6 +148,7 @@ def test_shapes_that_are_not_there_count_no_samples_and_break_nothing():
     symbol = SimpleNamespace(shape=(None, 3), dtype="float32")
 
     assert (leading_size(nested), leading_size(symbol)) == (0, 0)
+    assert leading_size([nested, torch.ones(2)]) == 2
     assert is_rehearsed((([symbol],), {}))
     assert is_rehearsed(((), {"x": symbol}))
     assert not is_rehearsed(((torch.ones(2, 3), nested, None), {}))

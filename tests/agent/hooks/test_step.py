@@ -20,6 +20,17 @@ def test_the_parts_of_a_loss_add_up_however_many_they_are(parts):
     assert len(session.segment.losses) <= MAX_LOSS_TERMS
 
 
+def test_a_real_run_counts_its_backwards_and_reads_no_loss():
+    session = Session(TrialSpec(mode="run"))
+    segment = session.segment
+    segment.calls, segment.called, segment.called_most = [2], 16, 8  # two views of one batch
+    backward = _Backward(session).listen(torch.autograd.backward)
+
+    backward(torch.ones((), requires_grad=True) * 2)
+
+    assert (segment.called_with, segment.losses) == (8, [])
+
+
 @pytest.mark.parametrize("loss", [torch.ones(2), torch.tensor(1 + 2j)])
 def test_what_is_no_real_scalar_is_no_loss_and_that_is_said(loss):
     session = Session(TrialSpec())

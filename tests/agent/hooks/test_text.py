@@ -1,5 +1,6 @@
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Subset
@@ -52,6 +53,7 @@ def test_a_tokenizer_is_found_where_it_is_held(dataset, collate, place):
 
 def test_padding_is_what_the_mask_takes_out():
     assert padding_of({"attention_mask": torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0]])}) == 0.625
+    assert padding_of({"attention_mask": np.array([[1, 0]])}) == 0.5
     assert padding_of({"x": torch.zeros(2)}) is None
     assert padding_of([torch.zeros(2)]) is None
 

@@ -101,21 +101,19 @@ class ActivitySpread:
         if not sum(sizes) or sizes != self._sizes:
             raise ValueError(f"outputs of {sizes} numbers, not of {self._sizes}")
         self._seeds += 1
-        for output, means in zip(outputs, self._means, strict=True):
+        for output, mean in zip(outputs, self._means, strict=True):
             # Masked logits are infinite under every seed, and say nothing.
-            self._add_part(looked_at(output).cpu().double().nan_to_num(0.0, 0.0, 0.0), means)
+            values = looked_at(output).cpu().double().nan_to_num(0.0, 0.0, 0.0)
+            distance = values - mean
+            mean += distance / self._seeds
+            self._moved += distance.dot(values - mean).item()
+            self._squares += values.dot(values).item()
 
     def deviation(self) -> float:
         """Return the root of the mean variance over the root of the mean square."""
         variance = self._moved / (self._seeds - 1)
         square = self._squares / self._seeds
         return math.sqrt(variance / square) if square else 0.0
-
-    def _add_part(self, values: "torch.Tensor", mean: "torch.Tensor") -> None:
-        distance = values - mean
-        mean += distance / self._seeds
-        self._moved += distance.dot(values - mean).item()
-        self._squares += values.dot(values).item()
 
 
 def looked_at(output: "torch.Tensor") -> "torch.Tensor":

@@ -8,23 +8,22 @@ with everything kept, for compilers as well. `round_once` shows what a script ma
 
 # ruff: noqa: A002, FBT001, FBT002, FBT003  the signatures are torch's
 
+import contextlib
 import functools
 import hashlib
 import random
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from flatout.agent import patching
 from flatout.agent.nested import leaves_of
 from flatout.agent.patching import Order
+from flatout.agent.session import Session
 from flatout.agent.untouched import streams_kept
-
-if TYPE_CHECKING:
-    import torch
-
-    from flatout.agent.session import Session
 
 RECURRENT_RATE = 5
 """Place of the dropout rate in torch's recurrent functions: input, state, weights, whether there
@@ -166,8 +165,6 @@ def _pinned_collate(collate: Any, seed: int, indices: Any) -> Callable[[Any], An
 
 
 def _reseed(seed: int, key: Any) -> None:
-    import torch
-
     digest = hashlib.blake2b(f"{seed}:{_plain(key)!r}".encode(), digest_size=4).digest()
     number = int.from_bytes(digest, "little")
     torch.default_generator.manual_seed(number)
@@ -193,10 +190,9 @@ def drop_dropout() -> Undo:
     between recurrent layers, and the random slopes of `rrelu`. Masks that a script draws on its own
     are not covered, and `torch.jit.script` cannot compile the replaced functions.
     """
-    import torch
     from torch.nn import functional
 
-    patches: list[patching.Patch] = []
+    patches = contextlib.ExitStack()
 
     def put(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         def placed(original: Any) -> Any:
@@ -204,7 +200,7 @@ def drop_dropout() -> Undo:
             is_local = "<locals>" in made.__qualname__
             return patching.named(made, owner.__name__, name) if is_local else made
 
-        patches.append(patching.wrap(owner, name, placed, order=Order.GUARD))
+        patches.enter_context(patching.wrap(owner, name, placed, order=Order.GUARD))
 
     for name in NN_DROPOUTS:
         put(functional, name, lambda _: dropout)
@@ -219,12 +215,7 @@ def drop_dropout() -> Undo:
         put(owner, "rrelu_", with_mean_slope)
     for name in RECURRENT:
         put(torch._VF, name, without_rate_between_layers)
-
-    def undo() -> None:
-        for patch in reversed(patches):
-            patch.undo()
-
-    return undo
+    return patches.close
 
 
 def drop_autocast() -> Undo:
@@ -232,7 +223,6 @@ def drop_autocast() -> Undo:
 
     Its distance from full precision is then the natural scale of its tensors.
     """
-    import torch
 
     def disabled(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -272,35 +262,29 @@ def pin_algorithms() -> Undo:
     Scripts read what they set. What a technique of flatout's switches on stays on: it is what is
     judged.
     """
-    import torch
-
     cudnn = torch.backends.cudnn
     pinned = {"benchmark": cudnn.benchmark, "deterministic": True, "allow_tf32": False}
-    undos = [_held(cudnn, name, value) for name, value in pinned.items()]
+    undos = contextlib.ExitStack()
+    for name, value in pinned.items():
+        undos.callback(_held(cudnn, name, value))
     if torch.version.cuda or torch.version.hip:  # a CPU's sums have one order
-        undos.append(_repeat_sums())
-
-    def undo() -> None:
-        for each in reversed(undos):
-            each()
-
-    return undo
+        undos.callback(_repeat_sums())
+    return undos.close
 
 
 def _held(owner: Any, name: str, value: Any) -> Undo:
     """Hold a switch of torch at a value, while it reads as scripts set it."""
     before = getattr(owner, name)
-    patch = patching.wrap(
-        type(owner), name, lambda original: _Unheard(original, before), order=Order.GUARD
+    undos = contextlib.ExitStack()
+    undos.enter_context(
+        patching.wrap(
+            type(owner), name, lambda original: _Unheard(original, before), order=Order.GUARD
+        )
     )
     original = vars(type(owner))[name].original
     original.__set__(owner, value)
-
-    def undo() -> None:
-        original.__set__(owner, before)
-        patch.undo()
-
-    return undo
+    undos.callback(original.__set__, owner, before)
+    return undos.close
 
 
 def _repeat_sums() -> Undo:
@@ -308,8 +292,6 @@ def _repeat_sums() -> Undo:
 
     Both would act otherwise: the setting is a part of the compiler's cache key.
     """
-    import torch
-
     said = {"mode": torch.are_deterministic_algorithms_enabled(), "warn_only": False}
     # Torch's own function tells the compiler as well.
     hold = torch._C._set_deterministic_algorithms
@@ -325,31 +307,20 @@ def _repeat_sums() -> Undo:
     def told(key: str) -> Any:
         return lambda original: functools.wraps(original)(lambda: said[key])
 
-    patches = [
-        patching.wrap(torch, "use_deterministic_algorithms", use, order=Order.GUARD),
-        patching.wrap(
-            torch, "are_deterministic_algorithms_enabled", told("mode"), order=Order.GUARD
-        ),
-        patching.wrap(
-            torch,
-            "is_deterministic_algorithms_warn_only_enabled",
-            told("warn_only"),
-            order=Order.GUARD,
-        ),
-    ]
+    undos = contextlib.ExitStack()
+    for name, make in (
+        ("use_deterministic_algorithms", use),
+        ("are_deterministic_algorithms_enabled", told("mode")),
+        ("is_deterministic_algorithms_warn_only_enabled", told("warn_only")),
+    ):
+        undos.enter_context(patching.wrap(torch, name, make, order=Order.GUARD))
     # What was not written reads as it ever did: filled with NaN, a masked buffer would be one.
-    filled = _held(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    undos.callback(_held(torch.utils.deterministic, "fill_uninitialized_memory", False))
     warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation.*")
     warnings.filterwarnings("ignore", message=".*CUBLAS_WORKSPACE_CONFIG.*")
     hold(True, warn_only=True)
-
-    def undo() -> None:
-        hold(said["mode"], warn_only=said["warn_only"])
-        filled()
-        for patch in reversed(patches):
-            patch.undo()
-
-    return undo
+    undos.callback(lambda: hold(said["mode"], warn_only=said["warn_only"]))
+    return undos.close
 
 
 class _Unheard:
@@ -371,7 +342,7 @@ class _Unheard:
             self.said = value
 
 
-def round_once(session: "Session", *, to_bf16: bool = True) -> None:
+def round_once(session: Session, *, to_bf16: bool = True) -> None:
     """Round the parameters of each root before its first call, and the arguments of every call.
 
     Everything after that is computed as the script says. Arguments that the training computes (a
@@ -383,18 +354,12 @@ def round_once(session: "Session", *, to_bf16: bool = True) -> None:
     that loses digits: backward stability (Higham, Accuracy and Stability of Numerical Algorithms,
     2002, section 1.5).
 
-    Args:
-        session: Of the training.
-        to_bf16: Whether to round to bf16; else each number moves by `NUDGE` of its last digits.
+    Without `to_bf16` nothing is rounded: each number moves by `NUDGE` of its last digits.
     """
     change = _round if to_bf16 else _nudge
     met: set[int] = set()
 
-    def on_forward(
-        module: "torch.nn.Module", args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        import torch
-
+    def on_forward(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if id(module) not in met:
             met.add(id(module))
             for parameter in module.parameters():
@@ -406,9 +371,7 @@ def round_once(session: "Session", *, to_bf16: bool = True) -> None:
     session.on("forward", on_forward)
 
 
-def _round(tensor: "torch.Tensor") -> None:
-    import torch
-
+def _round(tensor: torch.Tensor) -> None:
     if tensor.dtype in (torch.float32, torch.float64):
         # By way of `data`: autograd takes what it kept of an earlier call for unchanged, and a
         # second rounding does change nothing.
@@ -422,10 +385,8 @@ of cuDNN's fp32 algorithms transform their operands (Winograd) and keep fewer di
 channels_last moved the gradients of a ResNet-18 by 2.8e-3, some ten times as far as 16 would."""
 
 
-def _nudge(tensor: "torch.Tensor") -> None:
+def _nudge(tensor: torch.Tensor) -> None:
     """Move each number up or down by some last digits; the script's generators draw nothing."""
-    import torch
-
     if tensor.dtype not in (torch.float32, torch.float64):
         return
     places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)

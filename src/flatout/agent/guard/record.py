@@ -1,8 +1,8 @@
 """A guard record: what one guard trial leaves behind, for the judge to read."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.records.input_files import MAX_NPZ_BYTES, check_unpacked_size, parse_json
+from flatout.records.json_records import from_plain
 
 SCHEMA = "flatout.guard/2"
 SKETCH = "64 signed sums, block 1"
@@ -18,7 +19,7 @@ SKETCH = "64 signed sums, block 1"
 Numbers = npt.NDArray[np.float64]
 Sketches = Mapping[str, Numbers]
 """Sketch of each tensor, by the tensor's name."""
-Marks = Sequence[tuple[int, str]]
+Marks = tuple[tuple[int, str], ...]
 """After each batch: rows seen so far, and the digest of everything up to there."""
 Streams = Mapping[str, Mapping[str, Marks]]
 """Digests by place (a loader, a root), then by field of what passed there."""
@@ -186,36 +187,16 @@ def find_record(path: str | Path | None) -> GuardRecord | None:
 
 
 def _record(plain: dict[str, Any], numbers: Numbers) -> GuardRecord:
-    plain["start"] = _unpack(plain["start"], numbers)
-    plain["buffers"] = _unpack(plain["buffers"], numbers)
-    plain["gradients"] = tuple(
-        GradientSet(**item | {"sketches": _unpack(item["sketches"], numbers)})
-        for item in plain["gradients"]
+    packed = {name: plain.pop(name) for name in ("start", "buffers", "gradients")}
+    return replace(
+        from_plain(GuardRecord, plain),
+        start=_unpack(packed["start"], numbers),
+        buffers=_unpack(packed["buffers"], numbers),
+        gradients=tuple(
+            GradientSet(**item | {"sketches": _unpack(item["sketches"], numbers)})
+            for item in packed["gradients"]
+        ),
     )
-    plain["optimizers"] = tuple(
-        OptimizerRecord(
-            number=item["number"],
-            kind=item["kind"],
-            groups=tuple(tuple(group) for group in item["groups"]),
-            settings=tuple(tuple(step) for step in item["settings"]),
-        )
-        for item in plain["optimizers"]
-    )
-    plain["updates"] = tuple(
-        Update(**item | {"tensors": {k: tuple(v) for k, v in item["tensors"].items()}})
-        for item in plain["updates"]
-    )
-    for name in ("samples", "arguments"):
-        plain[name] = {
-            place: {
-                key: tuple((rows, digest) for rows, digest in marks)
-                for key, marks in fields.items()
-            }
-            for place, fields in plain[name].items()
-        }
-    for name in ("losses", "update_gaps", "errors"):
-        plain[name] = tuple(plain[name])
-    return GuardRecord(**plain)
 
 
 def _pack(sketches: Sketches, pool: list[Numbers]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from flatout.agent.guard.gradients import GradientNotes
 from flatout.agent.guard.record import GuardRecord, rank_path, write_record
@@ -11,12 +13,8 @@ from flatout.agent.guard.sketches import EarlySteps, to_numbers
 from flatout.agent.guard.structure import LaterNotes, describe_modules, name_parameters, of_root
 from flatout.agent.guard.updates import UpdateNotes
 from flatout.agent.ranks import own_rank
+from flatout.agent.session import Session
 from flatout.agent.tf32 import rounds_to_tf32
-
-if TYPE_CHECKING:
-    import torch
-
-    from flatout.agent.session import Session
 
 GRADIENT_STEPS = 2
 """Steps whose gradients are kept. Later ones differ by what Adam makes of rounding: a deviation of
@@ -29,11 +27,11 @@ HALF = ("torch.bfloat16", "torch.float16")
 class GuardRecorder:
     """Records one guard trial of a training script; changes nothing in it.
 
-    The specification may hold `reference` (path of the baseline's record, for the shadow step; the
-    script's own settings are used without it), `gradient_steps` and `shadow_steps`.
+    The specification may hold `reference`: path of the baseline's record, for the shadow step. The
+    script's own settings are used without it.
     """
 
-    def __init__(self, session: "Session", spec: Mapping[str, Any], path: Path) -> None:
+    def __init__(self, session: Session, spec: Mapping[str, Any], path: Path) -> None:
         self._session = session
         self._path = path
         self._memory = Memory()
@@ -53,16 +51,12 @@ class GuardRecorder:
         self._draws = False
         self._streams: list[torch.Tensor] = []
         """Where the global random streams were at the last forward."""
-        steps, shadowed = (
-            spec.get("gradient_steps", GRADIENT_STEPS),
-            spec.get("shadow_steps", SHADOW_STEPS),
-        )
         self._early = EarlySteps(
-            lambda: min(self._counts.values(), default=0) < max(steps, shadowed)
+            lambda: min(self._counts.values(), default=0) < max(GRADIENT_STEPS, SHADOW_STEPS)
         )
         self._early.listen()
-        self._gradients = GradientNotes(steps, self._early)
-        self._updates = UpdateNotes(shadowed, spec.get("reference"), self._early)
+        self._gradients = GradientNotes(GRADIENT_STEPS, self._early)
+        self._updates = UpdateNotes(SHADOW_STEPS, spec.get("reference"), self._early)
         for event, listener in (
             ("batch", self._on_batch),
             ("forward", self._on_forward),
@@ -78,7 +72,7 @@ class GuardRecorder:
         self._samples.setdefault(loader_address, SampleStream(self._memory)).add(batch)
 
     def _on_forward(
-        self, module: "torch.nn.Module", args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         number = self._root_number(module)
         place = of_root(number).rstrip(".") or "root0"
@@ -91,7 +85,7 @@ class GuardRecorder:
         if not self._draws:
             self._streams = random_streams()
 
-    def _on_loss(self, loss: "torch.Tensor") -> None:
+    def _on_loss(self, loss: torch.Tensor) -> None:
         self._terms.append(loss.detach().clone())
 
     def _on_backward_end(self) -> None:
@@ -109,7 +103,7 @@ class GuardRecorder:
             self._updates.by_hand()
             self._end_segment()
 
-    def _on_before_step(self, optimizer: "torch.optim.Optimizer") -> None:
+    def _on_before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if _is_skipped(optimizer):
             return
         number = self._number(optimizer)
@@ -120,7 +114,7 @@ class GuardRecorder:
         self._gradients.before_step(number, step, optimizer, named)
         self._updates.before_step(number, step, optimizer, named)
 
-    def _on_after_step(self, optimizer: "torch.optim.Optimizer") -> None:
+    def _on_after_step(self, optimizer: torch.optim.Optimizer) -> None:
         number, self._inside = self._inside, None
         if number is None:
             return  # the scaler found infinities: nothing was updated
@@ -135,7 +129,7 @@ class GuardRecorder:
         self._early.forget()
         self._end_segment()
 
-    def _has_gradients(self, optimizer: "torch.optim.Optimizer") -> bool:
+    def _has_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether a step could change anything: some scripts begin with an empty one."""
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         return any(map(self._early.has_gradient, parameters))
@@ -147,8 +141,6 @@ class GuardRecorder:
         self._later.after_step(len(self._losses), self._session.roots)
 
     def _on_stop(self) -> None:
-        import torch
-
         roots = self._session.roots
         parameter = next((p for root in roots for p in root.parameters()), None)
         record = GuardRecord(
@@ -163,9 +155,9 @@ class GuardRecorder:
             optimizers=self._updates.optimizers(),
             start=self._gradients.start(),
             gradients=self._gradients.sets(),
-            updates=self._updates.updates(),
+            updates=tuple(self._updates.updates),
             has_reference=self._updates.has_reference,
-            update_gaps=self._updates.gaps(),
+            update_gaps=tuple(self._updates.gaps.values()),
             buffers={name: to_numbers(value) for name, value in self._later.buffers.items()},
             later=self._later.facts(len(self._losses), roots),
             losses=tuple(sum(float(term) for term in terms) for terms in self._losses if terms),
@@ -174,39 +166,33 @@ class GuardRecorder:
         )
         write_record(record, rank_path(self._path, own_rank()))
 
-    def _named(self) -> "dict[str, torch.nn.Parameter]":
+    def _named(self) -> dict[str, torch.nn.Parameter]:
         self._meet(*self._session.optimizers)
         return name_parameters(self._session.roots, self._optimizers)
 
-    def _number(self, optimizer: "torch.optim.Optimizer") -> int:
+    def _number(self, optimizer: torch.optim.Optimizer) -> int:
         self._meet(*self._session.optimizers, optimizer)
         return next(n for n, known in enumerate(self._optimizers) if known is optimizer)
 
-    def _meet(self, *optimizers: "torch.optim.Optimizer") -> None:
+    def _meet(self, *optimizers: torch.optim.Optimizer) -> None:
         """Number optimizers; keeping them alive keeps the numbers."""
         for optimizer in optimizers:
             if all(known is not optimizer for known in self._optimizers):
                 self._optimizers.append(optimizer)
 
-    def _root_number(self, module: "torch.nn.Module") -> int:
-        for number, root in enumerate(self._session.roots):
-            if root is module:
-                return number
-        return len(self._session.roots)
+    def _root_number(self, module: torch.nn.Module) -> int:
+        roots = self._session.roots
+        return next((number for number, root in enumerate(roots) if root is module), len(roots))
 
 
-def random_streams() -> "list[torch.Tensor]":
+def random_streams() -> list[torch.Tensor]:
     """Return the states of the global generators that a forward may draw from; no device waits."""
-    import torch
-
     is_there = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if is_there else ())]
 
 
-def _is_low_precision(module: "torch.nn.Module") -> bool:
+def _is_low_precision(module: torch.nn.Module) -> bool:
     """Return whether a root runs in half precision because the script wants it so."""
-    import torch
-
     parameter = next(module.parameters(), None)
     if parameter is None:
         return False
@@ -214,7 +200,7 @@ def _is_low_precision(module: "torch.nn.Module") -> bool:
     return has_half or torch.is_autocast_enabled(parameter.device.type)
 
 
-def _is_skipped(optimizer: "torch.optim.Optimizer") -> bool:
+def _is_skipped(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the gradient scaler found infinities and left the skipping to the optimizer.
 
     Other optimizers are not called at all then. Reading the flag waits for the device.

@@ -32,9 +32,9 @@ class SampleStream:
         for path, leaf in leaves(value):
             self._fields.setdefault(path, _Field()).add(leaf, self._memory)
 
-    def to_json(self) -> dict[str, list[tuple[int, str]]]:
+    def to_json(self) -> dict[str, tuple[tuple[int, str], ...]]:
         """Return the marks of every field."""
-        return {path: list(item.marks) for path, item in self._fields.items()}
+        return {path: tuple(item.marks) for path, item in self._fields.items()}
 
 
 class Memory:

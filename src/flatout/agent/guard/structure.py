@@ -1,8 +1,4 @@
-"""What the model and its optimizers are made of, as plain text and plain numbers.
-
-`describe_modules`, `name_parameters`, `describe_optimizer` and `settings_of` read it; `LaterNotes`
-notes what changes after the first steps.
-"""
+"""What the model and its optimizers are made of, as plain text and plain numbers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -140,17 +136,13 @@ class LaterNotes:
     def __init__(self) -> None:
         self._now: dict[str, str] = {}
         self._modules: dict[str, str] = {}
-        self._buffers: dict[str, torch.Tensor] = {}
-
-    @property
-    def buffers(self) -> "Mapping[str, torch.Tensor]":
+        self.buffers: Mapping[str, torch.Tensor] = {}
         """Sketches of the buffers after the first step."""
-        return self._buffers
 
     def after_step(self, step: int, roots: "Sequence[torch.nn.Module]") -> None:
         """Note what changed in the modules; the first step's end is where that begins."""
         if step == 1:
-            self._buffers = _sketches(roots)
+            self.buffers = _sketches(roots)
         for number, root in enumerate(roots):
             for name, line in describe_modules(root, number).items():
                 # Not the type: a technique may put another module in its place later on.
@@ -166,7 +158,7 @@ class LaterNotes:
         last = _sketches(roots)
         moves = {
             f"buffer {name}": RESTS if first.cpu().equal(last[name].cpu()) else MOVES
-            for name, first in self._buffers.items()
+            for name, first in self.buffers.items()
             if name in last and first.shape == last[name].shape
         }
         return self._modules | moves

@@ -13,7 +13,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from flatout.agent import patching
 from flatout.agent.guard.gradients import scale_at_step
@@ -22,9 +24,6 @@ from flatout.agent.guard.sketches import EarlySteps
 from flatout.agent.guard.structure import describe_optimizer, kind_of, settings_of
 from flatout.agent.ranks import own_rank
 from flatout.agent.untouched import streams_kept
-
-if TYPE_CHECKING:
-    import torch
 
 MAX_ELEMENTS = 1 << 28
 """Parameters shadowed per optimizer: the copies (parameter, gradient, state) then stay below 6 GiB
@@ -46,9 +45,9 @@ ONE_TENSOR_AT_A_TIME = {"foreach": False, "fused": False, "capturable": False}
 
 @dataclass(slots=True, kw_only=True)
 class _Copy:
-    live: "torch.nn.Parameter"
-    shadow: "torch.nn.Parameter"
-    before: "torch.Tensor"
+    live: torch.nn.Parameter
+    shadow: torch.nn.Parameter
+    before: torch.Tensor
 
 
 class Shadow:
@@ -59,17 +58,15 @@ class Shadow:
 
     def __init__(
         self,
-        live: "torch.optim.Optimizer",
+        live: torch.optim.Optimizer,
         reference: OptimizerRecord,
-        named: "Mapping[str, torch.nn.Parameter]",
+        named: Mapping[str, torch.nn.Parameter],
     ) -> None:
         """Rebuild the optimizer of `reference` for the parameters of the same names.
 
         Raises:
             LookupError: if the class or a parameter is not found here.
         """
-        import torch
-
         wanted = [name for group in reference.groups for name in group]
         missing = [name for name in wanted if name not in named]
         if missing:
@@ -111,10 +108,9 @@ class Shadow:
         self, settings: Sequence[Mapping[str, Any]]
     ) -> dict[str, tuple[float, float, float, float]]:
         """Step on the copies and compare with what became of the live parameters."""
-        import torch
-
         for group, values in zip(self._groups, settings, strict=True):
-            group.update({name: _revived(value) for name, value in values.items()})
+            # JSON knows no tuples, which the optimizer had.
+            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
             group.update({k: v for k, v in ONE_TENSOR_AT_A_TIME.items() if k in group})
         with torch.no_grad():
             for copy in self._copies.values():
@@ -124,10 +120,8 @@ class Shadow:
             return {name: _compare(copy) for name, copy in self._copies.items()}
 
 
-def place_for(parameters: "Sequence[torch.Tensor]") -> "torch.device":
+def place_for(parameters: Sequence[torch.Tensor]) -> torch.device:
     """Return where copies of the parameters and what a step needs of them go."""
-    import torch
-
     places = {parameter.device for parameter in parameters}
     host = torch.device("cpu")
     if len(places) != 1 or (place := places.pop()).type != "cuda":
@@ -140,8 +134,6 @@ def place_for(parameters: "Sequence[torch.Tensor]") -> "torch.device":
 
 
 def _compare(copy: _Copy) -> tuple[float, float, float, float]:
-    import torch
-
     shadow = copy.shadow.detach()
     moved = copy.live.detach().to(shadow.device)
     difference, step, size = [0.0], [0.0], [0.0]
@@ -154,7 +146,7 @@ def _compare(copy: _Copy) -> tuple[float, float, float, float]:
     return math.hypot(*difference), math.hypot(*step), math.hypot(*size), eps
 
 
-def _chunks(tensor: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
+def _chunks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return a tensor in parts that are small in float64; one of no ordinary kind as it is."""
     if _is_wrapped(tensor) or tensor.numel() <= CHUNK:
         return (tensor,)
@@ -168,7 +160,7 @@ def _is_wrapped(tensor: Any) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
-def _within_budget(named: "Mapping[str, torch.nn.Parameter]") -> set[str]:
+def _within_budget(named: Mapping[str, torch.nn.Parameter]) -> set[str]:
     """Return the names whose copies fit, smallest tensors first."""
     kept: set[str] = set()
     total = 0
@@ -180,7 +172,7 @@ def _within_budget(named: "Mapping[str, torch.nn.Parameter]") -> set[str]:
     return kept
 
 
-def _find_kind(path: str, live: "torch.optim.Optimizer") -> Any:
+def _find_kind(path: str, live: torch.optim.Optimizer) -> Any:
     """Return the optimizer class at `module:name`.
 
     Raises:
@@ -198,7 +190,7 @@ def _find_kind(path: str, live: "torch.optim.Optimizer") -> Any:
     return found
 
 
-def _rebuild(kind: Any, live: "torch.optim.Optimizer", groups: list[dict[str, Any]]) -> Any:
+def _rebuild(kind: Any, live: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> Any:
     """Make an optimizer the way unpickling does.
 
     No constructor runs: it may have arguments that no one recorded, and the hook points listen
@@ -215,11 +207,6 @@ def _rebuild(kind: Any, live: "torch.optim.Optimizer", groups: list[dict[str, An
         }
     )
     return shadow
-
-
-def _revived(value: Any) -> Any:
-    """Return a setting as the optimizer had it: JSON knows no tuples."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 @contextlib.contextmanager
@@ -249,8 +236,9 @@ class UpdateNotes:
         self._path = reference
         self._records: dict[int, OptimizerRecord] = {}
         self._shadows: dict[int, Shadow] = {}
-        self._updates: list[Update] = []
-        self._gaps: dict[int, str] = {}
+        self.updates: list[Update] = []
+        self.gaps: dict[int, str] = {}
+        """Why updates were not compared, by the optimizer concerned."""
 
     @functools.cached_property
     def _reference(self) -> GuardRecord | None:
@@ -268,12 +256,12 @@ class UpdateNotes:
         self,
         number: int,
         step: int,
-        optimizer: "torch.optim.Optimizer",
-        named: "Mapping[str, torch.nn.Parameter]",
+        optimizer: torch.optim.Optimizer,
+        named: Mapping[str, torch.nn.Parameter],
     ) -> None:
         """Note the settings of the step and copy what it starts from."""
         self._note_settings(number, optimizer, named)
-        if step > self._steps or number in self._gaps:
+        if step > self._steps or number in self.gaps:
             return
         try:
             if number not in self._shadows:
@@ -283,26 +271,26 @@ class UpdateNotes:
             shadow.take_parameters(self._early)
             shadow.take_gradients(scale_at_step(optimizer), self._early)
         except Exception as error:  # noqa: BLE001  the rest of the guard goes on; the gap is told
-            self._gaps[number] = f"optimizer {number}: {type(error).__name__}: {error}"
+            self.gaps[number] = f"optimizer {number}: {type(error).__name__}: {error}"
 
     def after_step(
-        self, number: int, step: int, optimizer: "torch.optim.Optimizer", *, backwards_inside: int
+        self, number: int, step: int, optimizer: torch.optim.Optimizer, *, backwards_inside: int
     ) -> None:
         """Let the shadow step and keep the difference."""
-        if step > self._steps or number in self._gaps:
+        if step > self._steps or number in self.gaps:
             return
         if backwards_inside > 1:
-            self._gaps[number] = f"optimizer {number}: its closure runs backward more than once"
+            self.gaps[number] = f"optimizer {number}: its closure runs backward more than once"
             return
         try:
             shadow = self._shadows[number]
             if backwards_inside:
                 shadow.take_gradients(scale_at_step(optimizer), self._early)
-            tensors = shadow.step(self._settings_for(number, step))
+            tensors = shadow.step(self._model_for(number).settings[step - 1])
         except Exception as error:  # noqa: BLE001  the rest of the guard goes on; the gap is told
-            self._gaps[number] = f"optimizer {number}: {type(error).__name__}: {error}"
+            self.gaps[number] = f"optimizer {number}: {type(error).__name__}: {error}"
             return
-        self._updates.append(Update(optimizer=number, step=step, tensors=tensors))
+        self.updates.append(Update(optimizer=number, step=step, tensors=tensors))
         if step == self._steps:
             del self._shadows[number]  # the training may need what its copies take
 
@@ -314,25 +302,17 @@ class UpdateNotes:
 
     def by_hand(self) -> None:
         """Note that no optimizer makes the updates."""
-        self._gaps.setdefault(-1, "the script updates its parameters without an optimizer")
+        self.gaps.setdefault(-1, "the script updates its parameters without an optimizer")
 
     def optimizers(self) -> tuple[OptimizerRecord, ...]:
         """Return the optimizers that stepped, in the order of construction."""
         return tuple(self._records[number] for number in sorted(self._records))
 
-    def updates(self) -> tuple[Update, ...]:
-        """Return every update that was compared."""
-        return tuple(self._updates)
-
-    def gaps(self) -> tuple[str, ...]:
-        """Return why updates were not compared, one line for each optimizer concerned."""
-        return tuple(self._gaps.values())
-
     def _note_settings(
         self,
         number: int,
-        optimizer: "torch.optim.Optimizer",
-        named: "Mapping[str, torch.nn.Parameter]",
+        optimizer: torch.optim.Optimizer,
+        named: Mapping[str, torch.nn.Parameter],
     ) -> None:
         if number not in self._records:
             names = {id(parameter): name for name, parameter in named.items()}
@@ -356,12 +336,9 @@ class UpdateNotes:
                 return record
         raise LookupError("the baseline has no such optimizer")
 
-    def _settings_for(self, number: int, step: int) -> tuple[Mapping[str, Any], ...]:
-        return self._model_for(number).settings[step - 1]
-
     def _note_left_out(self, number: int) -> None:
         left_out = self._shadows[number].left_out
         if left_out:
-            self._gaps[-2 - number] = (
+            self.gaps[-2 - number] = (
                 f"optimizer {number}: its {left_out} largest tensors were left out"
             )

@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from flatout.agent import patching
+from flatout.agent.step_sampler import nothing
 from flatout.records import phase_clock as phases
 
 if TYPE_CHECKING:
@@ -28,10 +29,6 @@ DYNAMOS = "_torchdynamo_wrapper_id"
 """By it torch tells what it compiled from what only has its attributes."""
 MOST_LOOKS = 20
 """Calls with gradients on, and an optimizer there, in which nothing was found."""
-
-
-def nothing() -> None:
-    """Lead to nothing, as a dead weak reference."""
 
 
 @dataclass(slots=True)
@@ -134,7 +131,10 @@ class CompiledFunctions:
         session, roots = self.session, self.roots
         has_graph = self.torch.is_grad_enabled() and not self.torch.is_inference_mode_enabled()
         if not (has_graph and (root.training or id(root) in roots.trains_in_eval)):
-            call = functools.partial(_called, function)
+
+            def call(_root: Any, /, *given: Any, **named: Any) -> Any:
+                return function(*given, **named)
+
             return roots.evaluate(root, call, args, kwargs, has_graph=has_graph)
         run, before = roots.calls[id(root)], roots.compiled
         roots.compiled, roots.is_inside = function, bool(session.sampler.skips_left)
@@ -232,11 +232,6 @@ class CompiledFunctions:
                 yield value
             elif depth >= 0:
                 yield from self.parts_of(_held_by(value), depth - 1)
-
-
-def _called(function: Callable[..., Any], _: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function as a method of what calls it."""
-    return function(*args, **kwargs)
 
 
 def _versions(optimizer: Any) -> list[int]:

@@ -293,9 +293,7 @@ class Roots:
     def _number_for(self, module: Any, trained: set[int]) -> int:
         """Return a root's number: that of one that is over, which a script makes again for a fold.
 
-        Args:
-            module: The root, of the same class and size as the one whose place it takes.
-            trained: Identities of what live optimizers hold.
+        That one is of the same class and size. Live optimizers hold what is `trained`.
         """
         own = type(module), sum(parameter.numel() for parameter in module.parameters())
         for number, (known, find) in enumerate(self.known):

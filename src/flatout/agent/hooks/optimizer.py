@@ -71,8 +71,8 @@ class _Steps:
         import torch
 
         self.session = session
-        self.latest = 0
-        """Identity of the first parameter that the latest step updated."""
+        self.latest = (-1, 0, False)
+        """Of the latest step the optimizer, its first parameter, whether there was a backward."""
         # Dynamo's question alone, half of `is_compiling`: no export traces an optimizer.
         self.is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -213,13 +213,13 @@ class _Steps:
         DeepSpeed's ZeRO makes one for each group. A step for which nothing was computed in Python,
         as with a graph that is played again, updates those of the one before.
         """
-        number, earlier = optimizer.__dict__[READY], self.latest
-        self.latest = next((id(p) for g in optimizer.param_groups for p in g["params"]), 0)
-        segment, before = self.session.segment, self.session.segments[-1:]
-        if segment.backwards or segment.batches or segment.calls or segment.evals:
-            return False
-        is_after_another = any(last.who == number and last.backwards for last in before)
-        return is_after_another and self.latest != earlier
+        number, (latest, updated, had_backward) = optimizer.__dict__[READY], self.latest
+        own = next((id(p) for g in optimizer.param_groups for p in g["params"]), 0)
+        segment = self.session.segment
+        is_new = segment.backwards or segment.batches or segment.calls or segment.evals
+        goes_on = not is_new and had_backward and latest == number and updated != own
+        self.latest = number, own, goes_on or segment.backwards > 0
+        return goes_on
 
     def ended_unseen(self, optimizer: Any) -> None:
         """A step has ended whose begin was not listened to.

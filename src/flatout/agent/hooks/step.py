@@ -24,7 +24,7 @@ MARKED = -2
 def install(session: Session) -> None:
     """Listen to backward, to the gradient scaler, to `flatout.step` and to `torch.save`."""
     _Backward(session).install()
-    _Marks(session).install()
+    _hook_marks(session)
     _hook_save(session)
 
 
@@ -67,7 +67,7 @@ class _Backward:
             if session.sampler.skips_left and not session.listeners["backward"]:
                 return (self.outermost or backward)(tensors, *args, **kwargs)
             is_outermost = phases.BACKWARD not in session.clock.stack
-            if is_outermost and session.is_recording:
+            if is_outermost:
                 saw_loss(tensors)
             if is_outermost and session.listeners["backward"]:
                 session.fire("backward", tensors)
@@ -96,7 +96,7 @@ class _Backward:
         if session.listeners["backward_end"]:
             session.fire("backward_end")
         steps_inside, session.stepped_inside = session.stepped_inside, False
-        if not session.is_marked and (steps_inside or not session.has_optimizer()):
+        if not session.is_marked and (steps_inside or not session.optimizers):
             session.end_segment(-1)
 
     def through_recipe(self, backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,7 +144,7 @@ class _Backward:
             outputs = args[0] if args else kwargs.get("outputs")
             session.note_used_graphs()
             ends_step = is_update(outputs, args, kwargs)
-            if ends_step and session.is_recording:
+            if ends_step:
                 saw_loss(outputs)
             session.clock.push(phases.BACKWARD)
             try:
@@ -157,9 +157,11 @@ class _Backward:
         return differentiated
 
     def saw_loss(self, tensors: Any) -> None:
-        """Keep the loss: a clone, since a view would keep its base alive; read at the end only."""
+        """Count a backward and keep its loss, where steps are recorded; read at the end only."""
         segment = self.session.segment
         segment.backwards += 1
+        if not self.session.is_recording:
+            return
         loss = tensors if isinstance(tensors, self.torch.Tensor) else None
         if loss is None and len(tensors) == 1:
             loss = tensors[0]
@@ -170,7 +172,8 @@ class _Backward:
         # A closure that the optimizer calls again gives the same samples' loss at other parameters.
         is_again = segment.closures > 1 and phases.OPTIMIZER in self.session.clock.stack
         if not is_again:
-            # On the CPU reading costs less than a clone; elsewhere it would synchronise.
+            # Reading costs less than a clone on the CPU and synchronises elsewhere; a view would
+            # keep its base alive.
             term = loss.item() if loss.is_cpu else loss.detach().clone()
             if len(segment.losses) < MAX_LOSS_TERMS:
                 segment.losses.append(term)
@@ -180,36 +183,31 @@ class _Backward:
             self.session.fire("loss", loss)
 
 
-class _Marks:
-    """The script's own steps, which override those that were found."""
+def _hook_marks(session: Session) -> None:
+    """Let the script's own steps, of `flatout.step`, override those that were found."""
+    depth = 0
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.depth = 0
-
-    def install(self) -> None:
-        """Listen to `flatout.step` in this process."""
-        STEP.listen(self.began, self.ended)
-
-    def began(self) -> None:
+    def began() -> None:
         """At the first mark, forget the steps that were found before it."""
-        session = self.session
+        nonlocal depth
         if not session.is_mine():
             return
-        self.depth += 1
+        depth += 1
         if not session.is_marked:
             session.is_marked = True
             session.forget()
 
-    def ended(self, is_whole: bool) -> None:  # noqa: FBT001  called by position
+    def ended(is_whole: bool) -> None:  # noqa: FBT001  called by position
         """End the step with its outermost block; one that an exception left is none."""
-        session = self.session
+        nonlocal depth
         if not session.is_mine():
             return
-        self.depth -= 1
-        if self.depth == 0 and is_whole:
+        depth -= 1
+        if depth == 0 and is_whole:
             session.beat()
             session.end_segment(MARKED)
+
+    STEP.listen(began, ended)
 
 
 def _hook_save(session: Session) -> None:

@@ -4,6 +4,7 @@
 `CudaStream` reads torch's own memory history. Not measured on a GPU yet.
 """
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,7 +72,8 @@ class CpuStream:
         if running is None:
             return self._kept
         running.__exit__(None, None, None)
-        found = sorted(_raw(running.kineto_results.experimental_event_tree()), key=_moment)
+        tree = running.kineto_results.experimental_event_tree()
+        found = sorted(_raw(tree), key=operator.itemgetter(0))
         events: list[AllocationEvent] = []
         for at_ns, remark, address, size in found:
             at_ms = (at_ns - found[0][0]) / 1e6
@@ -112,10 +114,6 @@ def _raw(tree: Any) -> Iterator[tuple[int, int | None, int, int]]:
                 yield event.start_time_ns, None, extra.ptr, extra.alloc_size
         elif event.name.startswith(PREFIX):
             yield event.start_time_ns, int(event.name.removeprefix(PREFIX)), 0, 0
-
-
-def _moment(found: tuple[int, int | None, int, int]) -> int:
-    return found[0]
 
 
 ROUNDING_BYTES = 512

@@ -22,7 +22,7 @@ from flatout.agent.processes import die_with_parent, reopen_files
 from flatout.agent.samples import samples_in, size_chosen
 
 dataloader: Any = loading
-"""Its fetchers are no one's public interface, and torch gives them no types."""
+"""Its iterators and fetchers are no one's public interface, and torch gives them no types."""
 
 
 class _TimedSet:
@@ -42,20 +42,11 @@ def made_here(loader: Any, took: list[tuple[Any, float]] | None = None) -> Itera
     """Yield the loader's batches, made in this process whatever workers it has; more than once.
 
     Each as the loop receives it, as a worker sends it, and how many samples were chosen for it.
-
-    Args:
-        loader: A DataLoader.
-        took: Is given number and seconds of each sample that is made alone.
+    `took` is given number and seconds of each sample that is made alone.
     """
     is_single = loader._auto_collation and not hasattr(loader.dataset, "__getitems__")
     while True:
-        fetcher = dataloader._DatasetKind.create_fetcher(
-            loader._dataset_kind,
-            loader.dataset,
-            loader._auto_collation,
-            loader.collate_fn,
-            loader.drop_last,
-        )
+        fetcher = fetcher_of(loader)
         if took is not None and is_single and hasattr(fetcher.dataset, "__getitem__"):
             fetcher.dataset = _TimedSet(fetcher.dataset, took)
         drawn = False
@@ -69,6 +60,17 @@ def made_here(loader: Any, took: list[tuple[Any, float]] | None = None) -> Itera
             yield received, map_leaves(batch, _as_sent), size_chosen(numbers)
         if not drawn:
             return
+
+
+def fetcher_of(loader: Any) -> Any:
+    """Return what makes a loader's batches in a process of its own."""
+    return dataloader._DatasetKind.create_fetcher(
+        loader._dataset_kind,
+        loader.dataset,
+        loader._auto_collation,
+        loader.collate_fn,
+        loader.drop_last,
+    )
 
 
 def _as_sent(leaf: Any) -> Any:

@@ -5,12 +5,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.utils.data._utils import fetch as fetching
+from torch.utils.data._utils import pin_memory as pinning
 
 from flatout.agent import patching
-
-if TYPE_CHECKING:
-    from flatout.agent.session import Session
+from flatout.agent.session import Session
 
 FETCHERS = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
 """Classes of `torch.utils.data._utils.fetch`; all loaders, with and without workers, go through
@@ -101,15 +102,11 @@ class CoreDelay:
             return 0.0
 
 
-def install(session: "Session", find_meter: Callable[[], BatchMeter | None]) -> str:
+def install(session: Session, find_meter: Callable[[], BatchMeter | None]) -> str:
     """Time every fetcher of this process and of those forked from it; return why not, or "".
 
-    Args:
-        session: Nothing is timed while its steps rest.
-        find_meter: Gives the meter of the running process and thread; None where not to count.
+    Nothing is timed in skipped steps, nor where the running process and thread have no meter.
     """
-    from torch.utils.data._utils import fetch as fetching
-
     base = getattr(fetching, "_BaseDatasetFetcher", None)
     kinds = [kind for name in FETCHERS if (kind := getattr(fetching, name, None)) is not None]
     if base is None or not kinds:
@@ -123,7 +120,7 @@ def install(session: "Session", find_meter: Callable[[], BatchMeter | None]) -> 
 
 def _time_fetch(
     kind: Any,
-    session: "Session",
+    session: Session,
     find_meter: Callable[[], BatchMeter | None],
     running: dict[int, BatchMeter],
 ) -> None:
@@ -171,8 +168,6 @@ def _time_collate(base: Any, running: dict[int, BatchMeter]) -> None:
 
 def time_pinning(saw: Callable[[float], None]) -> None:
     """Time the loader's copies to pinned memory; `saw(seconds)` is called in their thread."""
-    from torch.utils.data._utils import pin_memory as pinning
-
     depth = threading.local()
 
     def timing(original: Callable[..., Any]) -> Callable[..., Any]:

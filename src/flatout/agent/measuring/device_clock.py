@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from flatout.agent.session import Session
 from flatout.records.phase_clock import NAMES
 from flatout.records.trial_result import Segment
@@ -29,7 +31,6 @@ class DeviceClock:
         """Seconds of the host that the marks took. Taken at each: the driver's part of them is the
         larger one, and no loop on another clock repeats it."""
         self.devices: list[Any] = []
-        self.torch: Any = None
         session.on("root", self.begin)
 
     @property
@@ -39,14 +40,12 @@ class DeviceClock:
 
     def begin(self, root: Any) -> None:
         """Start when a root is on a CUDA device, and add those that later ones are on."""
-        import torch
-
         known = dict.fromkeys([*self.devices, *(p.device for p in root.parameters())])
         found = [device for device in known if device.type == "cuda"]
         if len(found) == len(self.devices):
             return
         is_first = not self.devices
-        self.torch, self.devices = torch, found
+        self.devices = found
         if is_first:
             # Quietly: a device that failed tells the script so itself, at a line of its own.
             self.session.clock.mark_with(self.session.quietly(self.mark))
@@ -63,7 +62,7 @@ class DeviceClock:
         which has nothing to do where a script names another one in each call.
         """
         began = time.perf_counter()
-        cuda = self.torch.cuda
+        cuda: Any = torch.cuda
         if self.is_capturing():
             return  # it would become a part of the script's graph, and could not be read
         events = [cuda.Event(enable_timing=True) for _ in self.devices]
@@ -74,7 +73,7 @@ class DeviceClock:
 
     def is_capturing(self) -> bool:
         """Return whether the script captures a graph now, and the device may be asked nothing."""
-        return bool(self.torch.cuda.is_current_stream_capturing())
+        return bool(torch.cuda.is_current_stream_capturing())
 
     def lap(self, segment: Segment) -> None:
         """Note which marks belong to the segment that just ended."""
@@ -92,7 +91,7 @@ class DeviceClock:
             return
         try:
             for device in self.devices:
-                self.torch.cuda.synchronize(device)
+                torch.cuda.synchronize(device)
             reached_s = list(reached_at(events for _, events in self.marks))
         except Exception as error:  # noqa: BLE001  the result must be written all the same
             self.session.note_error(f"device times: {type(error).__name__}: {error}")

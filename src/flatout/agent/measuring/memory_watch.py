@@ -6,6 +6,7 @@ by the address of their storage. `KeptGraphs` finds autograd graphs that outlive
 
 import gc
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -49,7 +50,7 @@ def find_live(session: Session, device: str) -> dict[int, LiveBlock]:
         kind, module = kinds.get(address, ("", ""))
         known = found.get(address)
         # Of all views of a storage the largest tells most.
-        if known is None or (known.look and tensor.numel() > _numel(known.look)):
+        if known is None or (known.look and tensor.numel() > math.prod(known.look.shape)):
             look = AllocationLook(tuple(tensor.shape), str(tensor.dtype), kind, module)
             found[address] = LiveBlock(size, AllocationSite(EARLIER), 0, look)
     return found
@@ -64,13 +65,6 @@ def look_of(tensor: Any, device: str) -> tuple[int, AllocationLook] | None:
     return tensor.untyped_storage().data_ptr(), AllocationLook(
         tuple(tensor.shape), str(tensor.dtype)
     )
-
-
-def _numel(look: AllocationLook) -> int:
-    count = 1
-    for size in look.shape:
-        count *= size
-    return count
 
 
 def _tensors() -> Iterator[torch.Tensor]:
@@ -205,7 +199,9 @@ class MemoryWatch:
             when, plan = f"up to step {MEASURED_STEP}", self.plan
         else:
             found = self.measured_on_cpu()
-            when, plan = f"of step {MEASURED_STEP}", without_workspace(self.plan)
+            # Libraries of the CPU keep no workspaces in torch's memory.
+            planned = self.plan["allocated"] - self.plan.get("workspace", 0)
+            when, plan = f"of step {MEASURED_STEP}", {**self.plan, "allocated": planned}
         rank = rank_and_size()
         if found and (rank is None or rank[0] == 0):
             said = self.session.spec.translated(describe_comparison(found, plan, when))
@@ -243,11 +239,6 @@ class MemoryWatch:
         part.replace(part.with_suffix(".json"))
 
 
-def without_workspace(plan: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a plan for the CPU, whose libraries keep no workspaces in torch's memory."""
-    return {**plan, "allocated": plan["allocated"] - plan.get("workspace", 0)}
-
-
 def phase_of(trace: TracebackType | None) -> str:
     """Return the phase in which an exception was raised: the clock has left it by now."""
     found = "other"
@@ -261,9 +252,7 @@ def phase_of(trace: TracebackType | None) -> str:
 def components_of(session: Session, base: int = 0) -> dict[str, int]:
     """Return the bytes of what can be told apart; the rest is activations and temporaries.
 
-    Args:
-        session: Knows models and optimizers.
-        base: Resident bytes before training, which count for nothing on the CPU.
+    On the CPU what was resident before training (`base`) counts for nothing.
     """
     found: dict[str, int] = {}
     seen: set[int] = set()

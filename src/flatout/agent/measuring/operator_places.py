@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from flatout.agent.measuring.operators import EachOperator
 from flatout.agent.measuring.source_lines import SourceLines
 from flatout.agent.session import Session
 from flatout.records import phase_clock as phases
@@ -47,7 +47,7 @@ class OperatorPlaces:
             for root in self.session.roots
             for name, module in root.named_modules()
         }
-        self.mode = _Listener(self)
+        self.mode = EachOperator(self._run)
         self.mode.__enter__()
 
     def leave(self) -> None:
@@ -59,6 +59,11 @@ class OperatorPlaces:
     def result(self) -> list[list[Any]]:
         """Return operator, module, line and work: numbers that say how to share its time out."""
         return [[name, *place, work] for (name, place), work in self.work.items()]
+
+    def _run(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        out = func(*args, **kwargs)
+        self.note(operator_name(func), args, out, sys._getframe(2))
+        return out
 
     def _note(self, name: str, args: Sequence[Any], out: Any, frame: FrameType) -> None:
         phase = self.session.clock.stack[-1]
@@ -85,23 +90,6 @@ class OperatorPlaces:
                 return name
             around = around.f_back
         return ""
-
-
-class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees each operator below autograd."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, places: OperatorPlaces) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.places = places
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.places.note(operator_name(func), args, out, sys._getframe(1))
-        return out
 
 
 def operator_name(func: Any) -> str:

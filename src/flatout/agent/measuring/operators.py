@@ -1,16 +1,13 @@
-"""Clocks in the training process: around operators, copies and Python's garbage collector.
-
-`Operators` calls listeners before and after every operator. `CopyTimer` times the copies between
-host and device that the script asks for, `GarbageClock` the collector.
-"""
+"""Clocks in the training process: around operators, copies and Python's garbage collector."""
 
 import functools
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch.utils import _python_dispatch
 
 from flatout.agent import patching
@@ -76,6 +73,22 @@ class Operators(Mode):  # type: ignore[misc]  # torch does not type its modes
             self.__exit__(None, None, None)
 
 
+class EachOperator(Mode):  # type: ignore[misc]
+    """Run every operator below autograd through a function of its own."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, run: Callable[[Any, Any, Mapping[str, Any]], Any]) -> None:
+        super().__init__()
+        self.run = run
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operator."""
+        return self.run(func, args, kwargs or {})
+
+
 def operators_of(session: Session) -> Operators:
     """Return the session's one mode."""
     found: Operators | None = getattr(session, ATTRIBUTE, None)
@@ -97,7 +110,8 @@ def why_not(session: Session) -> str:
     return ""
 
 
-COPYING = ("to", "cuda", "cpu")
+COPYING, FILLING = ("to", "cuda", "cpu"), "copy_"
+"""Methods that return the tensor elsewhere, and the one that fills it from another."""
 TO_DEVICE, FROM_DEVICE = "h2d", "sync"
 
 Saw = Callable[[str, float, float, Any], None]
@@ -121,12 +135,9 @@ class CopyTimer:
 
     def install(self) -> None:
         """Time the copies of this process from now on."""
-        import torch
-
         self.is_compiling = torch.compiler.is_compiling
-        for name in COPYING:
+        for name in (*COPYING, FILLING):
             patching.wrap(torch.Tensor, name, self._copying)
-        patching.wrap(torch.Tensor, "copy_", self._filling)
 
     def _note(self, began: float, source: Any, target: Any) -> None:
         """Tell of a copy that left the host or came to it."""
@@ -136,8 +147,8 @@ class CopyTimer:
             self.saw(way, began, time.perf_counter(), source)
 
     def _copying(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a method that returns the tensor elsewhere."""
-        is_compiling = self.is_compiling
+        """Wrap a method that copies a tensor."""
+        is_compiling, fills = self.is_compiling, original.__name__ == FILLING
 
         @functools.wraps(original)
         def copied(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -146,26 +157,11 @@ class CopyTimer:
             self.calls += 1
             began = time.perf_counter()
             result = original(tensor, *args, **kwargs)
-            self._note(began, tensor, result)
+            source = (args[0] if args else kwargs.get("other")) if fills else tensor
+            self._note(began, source, result)
             return result
 
         return copied
-
-    def _filling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `copy_`, which fills a tensor from another."""
-        is_compiling = self.is_compiling
-
-        @functools.wraps(original)
-        def filled(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return original(tensor, *args, **kwargs)
-            self.calls += 1
-            began = time.perf_counter()
-            result = original(tensor, *args, **kwargs)
-            self._note(began, args[0] if args else kwargs.get("other"), tensor)
-            return result
-
-        return filled
 
 
 class GarbageClock:

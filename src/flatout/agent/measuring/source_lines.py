@@ -64,11 +64,9 @@ class SourceLines:
 
     def _look_up(self, code: CodeType) -> tuple[int, str]:
         file = code.co_filename
-        found = self._known[code] = self._files.get(file) or self._classify(file)
-        return found
-
-    def _classify(self, file: str) -> tuple[int, str]:
-        found = self._files[file] = self._place(file)
+        if file not in self._files:
+            self._files[file] = self._place(file)
+        found = self._known[code] = self._files[file]
         return found
 
     def _place(self, file: str) -> tuple[int, str]:

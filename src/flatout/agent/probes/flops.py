@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 import torch.utils.flop_counter as counting
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from flatout.agent.measuring.operators import EachOperator
 from flatout.agent.nested import leaves_of
 from flatout.agent.session import Session
 from flatout.agent.tf32 import allows
@@ -58,7 +58,7 @@ class Flops:
                 display=False, custom_mapping=missing_formulas()
             )
             self.counter.__enter__()
-            self.sieve = _Sieve(self)
+            self.sieve = EachOperator(self.run)
             self.sieve.__enter__()
 
     def leave(self) -> None:
@@ -72,6 +72,17 @@ class Flops:
         """Close a segment."""
         self.segments.append({"who": segment.who, "by_dtype": self.by_dtype})
         self.by_dtype = {}
+
+    def run(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator above the counter, and note what that made of it."""
+        before = self.counter.get_total_flops()
+        out = func(*args, **kwargs)
+        gained = self.counter.get_total_flops() - before
+        if gained:
+            self.note(func, args, gained)
+        elif any(word in str(func) for word in UNCOUNTED):
+            self.uncounted.add(str(func))
+        return out
 
     def _ask_tf32(self) -> None:
         self.tf32["convolution"] = allows("cudnn", "conv")
@@ -87,29 +98,6 @@ class Flops:
     def result(self) -> Mapping[str, Any]:
         """Return the segments and what could not be counted."""
         return {"segments": self.segments, "uncounted": sorted(self.uncounted)}
-
-
-class _Sieve(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Above the counter: sees each call, and what the counter made of it."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, flops: Flops) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = flops
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        counter = self.flops.counter
-        before = counter.get_total_flops()
-        out = func(*args, **(kwargs or {}))
-        gained = counter.get_total_flops() - before
-        if gained:
-            self.flops.note(func, args, gained)
-        elif any(word in str(func) for word in UNCOUNTED):
-            self.flops.uncounted.add(str(func))
-        return out
 
 
 def is_recomputing() -> bool:
@@ -135,17 +123,14 @@ def dtype_name(func: Any, args: Any, tf32: Mapping[str, bool]) -> str:
 
 def missing_formulas() -> dict[Any, Callable[..., int]]:
     """Return formulas for the CPU's attention and for products in groups where torch has none."""
-    forward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-    backward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
-    grouped = getattr(torch.ops.aten, "_grouped_mm", None)
-    found: dict[Any, Callable[..., int]] = {}
-    if grouped is not None and grouped not in flop_counter.flop_registry:
-        found[grouped] = _grouped
-    if forward is not None and forward not in flop_counter.flop_registry:
-        found[forward] = _attention
-    if backward is not None and backward not in flop_counter.flop_registry:
-        found[backward] = _attention_backward
-    return found
+    attention = "_scaled_dot_product_flash_attention_for_cpu"
+    formulas: dict[str, Callable[..., int]] = {
+        "_grouped_mm": _grouped,
+        attention: _attention,
+        f"{attention}_backward": _attention_backward,
+    }
+    found = {getattr(torch.ops.aten, name, None): formula for name, formula in formulas.items()}
+    return {k: v for k, v in found.items() if k is not None and k not in flop_counter.flop_registry}
 
 
 def _grouped(left: Any, right: Any, *_: Any, **__: Any) -> int:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import dataloader, get_worker_info
+
 from flatout.agent import patching
 from flatout.agent.measuring import batch_timer
 from flatout.agent.measuring.batch_timer import BatchMeter
@@ -72,9 +74,6 @@ class JourneyProbe:
 
     def install(self) -> None:
         """Time the fetchers and follow the session."""
-        from torch.utils.data import get_worker_info
-
-        self.find_worker = get_worker_info
         why = batch_timer.install(self.session, self.find_meter)
         if why:
             self.missing["read, decode, collate"] = why
@@ -93,7 +92,7 @@ class JourneyProbe:
 
     def find_meter(self) -> BatchMeter | None:
         """Return the meter of the running process; None in a thread that is not the loop's."""
-        worker = self.find_worker()
+        worker = get_worker_info()
         if worker is None:
             return self.own.meter if self.session.is_mine() else None
         if self.theirs is None:
@@ -177,8 +176,6 @@ class JourneyProbe:
         self.fresh.clear()
 
     def _follow_workers(self) -> None:
-        from torch.utils.data import dataloader
-
         kind: Any = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
         if kind is None:
             self.missing["workers"] = "this torch has no worker iterator that is known here"

@@ -10,15 +10,12 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch.utils.data.dataloader as loading
-
 from flatout.agent import patching
 from flatout.agent.hooks.loader import ADDRESS
+from flatout.agent.measuring.batch_making import dataloader
 from flatout.agent.samples import samples_of
 from flatout.agent.session import Session
 
-dataloader: Any = loading
-"""Its iterators are no one's public interface, and torch gives them no types."""
 MAX_S = 4.0
 """Long enough for a rate of a few percent, short alongside the other passes."""
 MAX_BATCHES = 400
@@ -29,7 +26,7 @@ def start(session: Session, options: Mapping[str, Any]) -> "LoaderAlone":
     probe = LoaderAlone(
         session, options.get("max_s", MAX_S), options.get("max_batches", MAX_BATCHES)
     )
-    probe.install()
+    patching.wrap(dataloader.DataLoader, "_get_iterator", probe.noting)
     return probe
 
 
@@ -42,10 +39,6 @@ class LoaderAlone:
         self.max_batches = max_batches
         self.loaders: dict[str, Any] = {}
         self.iterators: list[weakref.ref[Any]] = []
-
-    def install(self) -> None:
-        """Note every loader whose iterator is made."""
-        patching.wrap(dataloader.DataLoader, "_get_iterator", self.noting)
 
     def noting(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return the making of an iterator, with its loader noted."""
@@ -85,7 +78,8 @@ class LoaderAlone:
             if times_s[-1] > self.max_s:
                 break
         # What was prefetched while the workers started came for free.
-        return {"times_s": times_s, "samples": samples, "ahead": _ahead(loader)}
+        ahead = int(loader.num_workers * (loader.prefetch_factor or 0))
+        return {"times_s": times_s, "samples": samples, "ahead": ahead}
 
     def _end_workers(self) -> None:
         """End the workers of the training's own iterators: the run is over when this is called."""
@@ -93,8 +87,3 @@ class LoaderAlone:
             shut_down = getattr(reference(), "_shutdown_workers", None)
             if shut_down is not None:
                 shut_down()
-
-
-def _ahead(loader: Any) -> int:
-    """Return how many batches workers may hold ready."""
-    return int(loader.num_workers * (loader.prefetch_factor or 0))

@@ -14,11 +14,7 @@ from flatout.agent.measuring.source_lines import SourceLines
 from flatout.agent.session import Session
 from flatout.agent.training_device import find_cuda_device
 from flatout.analysis import allocations
-from flatout.analysis.allocations import (
-    AllocationBooks,
-    AllocationSite,
-    StepEnd,
-)
+from flatout.analysis.allocations import AllocationBooks, AllocationSite, StepEnd
 from flatout.analysis.steps import running_anchor
 from flatout.records import phase_clock as phases
 from flatout.records.trial_result import Segment

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.utils.data.dataloader as loading
 
 from flatout.agent import patching
 from flatout.agent.hooks.loader import ADDRESS
-from flatout.agent.measuring.batch_making import Company, made_here, start_as_worker
+from flatout.agent.measuring.batch_making import Company, dataloader, made_here, start_as_worker
 from flatout.agent.measuring.batch_timer import CoreDelay
 from flatout.agent.nested import leaves_of, map_leaves
 from flatout.agent.processes import die_with_parent
@@ -29,8 +28,6 @@ from flatout.agent.samples import samples_in, tensor_bytes
 from flatout.agent.session import Session
 from flatout.analysis.worker_log import read_io
 
-dataloader: Any = loading
-"""Its fetchers are no one's public interface, and torch gives them no types."""
 MAX_S = 3.0
 """Time for batches as they are, and once more under the profiler."""
 MAX_BATCHES = 40
@@ -56,7 +53,7 @@ def start(session: Session, options: Mapping[str, Any]) -> "PipelineProbe":
     """
     company = Company(options.get("company", 0))
     probe = PipelineProbe(session, options.get("max_s", MAX_S), company)
-    probe.install()
+    patching.wrap(dataloader.DataLoader, "_get_iterator", probe.noting)
     return probe
 
 
@@ -69,10 +66,6 @@ class PipelineProbe:
         self.company = company
         self.loaders: dict[str, Any] = {}
         self.missing: dict[str, str] = {}
-
-    def install(self) -> None:
-        """Note every loader whose iterator is made."""
-        patching.wrap(dataloader.DataLoader, "_get_iterator", self.noting)
 
     def noting(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return the making of an iterator, with its loader noted."""
@@ -209,18 +202,13 @@ def is_repeated(loader: Any) -> bool | None:
 
 def _comparable(leaf: Any) -> Any:
     """Return what can be compared; of what is no number, text or tensor its type."""
-    if isinstance(leaf, torch.Tensor):
-        return _bytes_of(leaf)
+    if isinstance(leaf, torch.Tensor):  # of any device, and of dtypes that numpy lacks
+        flat = leaf.detach().cpu().reshape(-1).contiguous()
+        return leaf.dtype, tuple(leaf.shape), flat.view(torch.uint8).numpy().tobytes()
     if hasattr(leaf, "__array__"):
         array = np.asarray(leaf)
         return array.dtype.str, array.shape, array.tobytes()
     return leaf if isinstance(leaf, int | float | str | bytes) else type(leaf)
-
-
-def _bytes_of(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
-    """Return something comparable for a tensor: of any device, and of dtypes that numpy lacks."""
-    flat = tensor.detach().cpu().reshape(-1).contiguous()
-    return tensor.dtype, tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes()
 
 
 def find_other_device(batch: Any) -> str:

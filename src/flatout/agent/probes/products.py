@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 import torch.utils.flop_counter
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.agent.measuring.operator_places import operator_name
+from flatout.agent.measuring.operators import EachOperator
 from flatout.agent.probes.flops import is_recomputing, missing_formulas
 from flatout.agent.session import Session
 from flatout.agent.tf32 import allows
@@ -66,7 +66,7 @@ class Products:
                 display=False, custom_mapping=missing_formulas()
             )
             self.counter.__enter__()
-            self.mode = _Listener(self)
+            self.mode = EachOperator(self.run)
             self.mode.__enter__()
 
     def leave(self) -> None:
@@ -83,9 +83,19 @@ class Products:
         )
         self.counts, self.attention_flops = {}, 0.0
 
-    def is_training(self) -> bool:
-        """Return whether what runs now is a part of the step."""
-        return self.session.clock.stack[-1] in LISTENED
+    def run(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator, and note it where it is a product that is a part of the step."""
+        name = operator_name(func)
+        before = self.counter.get_total_flops() if ATTENTION in name else 0
+        out = func(*args, **kwargs)
+        if self.session.clock.stack[-1] not in LISTENED:
+            return out
+        # Alpha and beta do not change what it takes; other factors would.
+        if name in PRODUCTS and set(kwargs) <= {"alpha", "beta"}:
+            self.note(name, args, out)
+        elif ATTENTION in name:
+            self.attention_flops += self.counter.get_total_flops() - before
+        return out
 
     def _note(self, name: str, args: Any, out: Any) -> None:
         """Write one call down."""
@@ -116,30 +126,6 @@ class Products:
         }
 
 
-class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees each call, and what it gave."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, products: Products) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.products = products
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        name = operator_name(func)
-        before = self.products.counter.get_total_flops() if ATTENTION in name else 0
-        out = func(*args, **(kwargs or {}))
-        if not self.products.is_training():
-            return out
-        if name in PRODUCTS and _is_plain(kwargs):
-            self.products.note(name, args, out)
-        elif ATTENTION in name:
-            self.products.attention_flops += self.products.counter.get_total_flops() - before
-        return out
-
-
 def described(value: Any) -> Any:
     """Return a plain value that tells how to make one like it."""
     if isinstance(value, torch.Tensor):
@@ -148,14 +134,6 @@ def described(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [described(item) for item in value]
     return str(value) if isinstance(value, torch.dtype) else value
-
-
-def _is_plain(kwargs: Mapping[str, Any] | None) -> bool:
-    """Return whether a call has no factors of its own.
-
-    Alpha and beta do not change what it takes.
-    """
-    return not kwargs or set(kwargs) <= {"alpha", "beta"}
 
 
 def _runs_in_tf32(name: str, args: Any) -> bool:

@@ -12,16 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.utils.data.dataloader as loading
 
 from flatout.agent import patching
 from flatout.agent.hooks.loader import ADDRESS, as_received
-from flatout.agent.measuring.batch_making import Company
+from flatout.agent.measuring.batch_making import Company, dataloader, fetcher_of
 from flatout.agent.nested import map_leaves
 from flatout.agent.session import Session
 
-dataloader: Any = loading
-"""Its iterators are no one's public interface, and torch gives them no types."""
 RING = 4
 """Batches that are replayed in turn: mixed shapes stay mixed, and memory stays small."""
 DEVICE = "device"
@@ -200,13 +197,7 @@ def _replaying_class() -> Any:
         def keep(self, index: Any) -> Any:
             """Fetch a batch as a loader without workers does, and keep it."""
             if self.fetcher is None:
-                self.fetcher = dataloader._DatasetKind.create_fetcher(
-                    self._dataset_kind,
-                    self._dataset,
-                    self._auto_collation,
-                    self._collate_fn,
-                    self._drop_last,
-                )
+                self.fetcher = fetcher_of(self.loader)
             batch = as_received(self._collate_fn, self.fetcher.fetch(index))
             if self._pin_memory:
                 pin = dataloader._utils.pin_memory.pin_memory

@@ -188,7 +188,7 @@ class Screening:
         wanted = math.ceil(BLOCK_S / max(step_s, 1e-6))
         affordable = round(float(self.options["max_s"]) / WANTED_BLOCKS / step_s) - SETTLE
         steps = max(2, min(max(FEWEST, wanted), max(2, affordable), MOST))
-        workers = max((s.asked.get("effective_workers") or 0) for s in self._loaders())
+        workers = max([0, *self._workers()])
         self.block_steps = -(-steps // workers) * workers if workers > 1 else steps
         self.board.begin()
         switches = self.board.switches
@@ -208,8 +208,10 @@ class Screening:
         self._drop_lost()
         self._next_block()
 
-    def _loaders(self) -> Sequence[Any]:
-        return [*self.session.loaders.values()] or [_NoLoader()]
+    def _workers(self) -> list[int]:
+        """Return how many workers each loader has."""
+        loaders = self.session.loaders.values()
+        return [seen.asked.get("effective_workers") or 0 for seen in loaders]
 
     def _saw_step(self, parts: Sequence[Segment]) -> None:
         block = self.block
@@ -252,7 +254,8 @@ class Screening:
     def _next_block(self) -> None:
         assert self.plan is not None
         max_s = float(self.options["max_s"])
-        mine = {"took_s": self._elapsed_s(), "startup_s": max([0.0, *self.startup_s.values()])}
+        took_s = self.session.clock.now() - (self.began_s or 0.0)
+        mine = {"took_s": took_s, "startup_s": max([0.0, *self.startup_s.values()])}
         first = self._shared(mine)[0]
         shares = first["took_s"] / max_s, first["startup_s"] / max_s
         cell = self.plan.next_cell(self.blocks, *shares)
@@ -336,8 +339,8 @@ class Screening:
 
     def _is_bursty(self) -> bool:
         """Return whether work comes in bursts: batches of workers, or what a technique puts off."""
-        workers = any(seen.asked.get("effective_workers") for seen in self._loaders())
-        return workers or any(switch.comes_rarely for switch in self.board.switches.values())
+        comes_rarely = any(switch.comes_rarely for switch in self.board.switches.values())
+        return comes_rarely or any(self._workers())
 
     def _is_finite(self, parts: Sequence[Segment], block: OpenBlock) -> bool:
         """Return whether the losses are numbers; those on a device are asked at the block's end."""
@@ -383,9 +386,6 @@ class Screening:
         root = self.session.spec.root_pid if self._has_ranks() else None
         return self.meter.read(process_tree(root or os.getpid()))
 
-    def _elapsed_s(self) -> float:
-        return self.session.clock.now() - (self.began_s or 0.0)
-
     def _has_ranks(self) -> bool:
         group = torch.distributed
         return group.is_available() and group.is_initialized() and group.get_world_size() > 1
@@ -406,12 +406,6 @@ class Screening:
         if self.session.spec.folder:
             with self.log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-
-
-class _NoLoader:
-    """Stands for the loader of a script that has none."""
-
-    asked: Mapping[str, Any] = {}
 
 
 def _choice(item: Mapping[str, Any]) -> Choice:

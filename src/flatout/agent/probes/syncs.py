@@ -26,6 +26,19 @@ from flatout.analysis.steps import USUAL, running_anchor
 from flatout.records import phase_clock as phases
 from flatout.records.trial_result import Segment
 
+FUNCTIONS: Mapping[str, str] = {
+    "nonzero": "nonzero",
+    "argwhere": "nonzero",
+    "masked_select": "masked_select",
+    "unique": "unique",
+    "unique_consecutive": "unique",
+    "bincount": "bincount",
+    "equal": "equal",
+    "allclose": "allclose",
+    "is_nonzero": "bool",
+}
+"""Functions of `torch`, and methods of a tensor, that return what only the device knows, and what
+they are called in the report."""
 METHODS: Mapping[str, str] = {
     "item": "item",
     "tolist": "tolist",
@@ -40,30 +53,9 @@ METHODS: Mapping[str, str] = {
     "__repr__": "print",
     "__format__": "print",
     "__contains__": "in",
-    "nonzero": "nonzero",
-    "argwhere": "nonzero",
-    "masked_select": "masked_select",
-    "unique": "unique",
-    "unique_consecutive": "unique",
-    "bincount": "bincount",
-    "equal": "equal",
-    "allclose": "allclose",
-    "is_nonzero": "bool",
+    **FUNCTIONS,
 }
-"""Methods of a tensor that return values or shapes only the device knows, and what they are
-called in the report."""
-FUNCTIONS = (
-    "nonzero",
-    "argwhere",
-    "masked_select",
-    "unique",
-    "unique_consecutive",
-    "bincount",
-    "equal",
-    "allclose",
-    "is_nonzero",
-)
-"""The same as functions of `torch`."""
+"""Methods alone, and those that are functions as well."""
 DEVICE_CALLS = ("synchronize", "empty_cache")
 """Functions of `torch.cuda` that wait whatever they are given."""
 OPERATORS: Mapping[str, str] = {
@@ -154,8 +146,8 @@ class SyncProbe:
         if reason:
             self.notes.append(("only_methods", reason))
             return
-        for name in FUNCTIONS:
-            self._watch(torch, name, METHODS[name])
+        for name, what in FUNCTIONS.items():
+            self._watch(torch, name, what)
         for name in ("__getitem__", "__setitem__"):
             self._watch(tensor, name, "boolean index")
         if self.on_device:

@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils.data.dataloader as loading
 
 from flatout.agent import patching
 from flatout.agent.hooks.loader import ADDRESS
+from flatout.agent.measuring.batch_making import dataloader
 from flatout.agent.session import Session
 from flatout.agent.worker_start import start_of
 from flatout.analysis.worker_log import read_pss
 from flatout.records.errors import NotApplicable
 
-dataloader: Any = loading
-"""Its iterators are no one's public interface, and torch gives them no types."""
 LEAST_S = 2.0
 """Time on one number once its workers are under way; with 1.2 s visits differed by 2 to 15 %."""
 LEAST_BATCHES = 8
