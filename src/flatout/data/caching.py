@@ -23,7 +23,7 @@ from flatout.data.proof.changes import ChangeWatch
 from flatout.data.proof.dataset_facts import stand_in
 from flatout.data.proof.forked import in_forks
 from flatout.data.values import decode, encode
-from flatout.hardware.limits import ROOT, cgroup_folders, read_text
+from flatout.hardware.limits import ROOT, cgroup_folders, read_text, usable_cores
 from flatout.records.errors import NotApplicable
 
 RANKS_VARIABLE = "LOCAL_WORLD_SIZE"
@@ -38,6 +38,11 @@ def local_ranks(environment: Mapping[str, str] | None = None) -> int:
     """
     text = (os.environ if environment is None else environment).get(RANKS_VARIABLE, "")
     return max(1, int(text)) if text.isdigit() else 1
+
+
+def processes_here() -> int:
+    """Return how many processes this rank may keep busy: its part of the host's cores."""
+    return max(1, usable_cores() // local_ranks())
 
 
 def free_memory_bytes(root: Path = ROOT) -> int:
@@ -364,24 +369,17 @@ def key_of(index: Any, dataset: Any) -> int | None:
     return 1 + place if place >= 0 else None  # a key of 0 marks a free slot
 
 
-def fill(make: Callable[[int], Any], count: int, *, processes: int, limit_s: float) -> int:
-    """Call `make` for the indices below `count` in forked processes for at most so long.
+def fill(make: Callable[[int], Any], count: int, *, processes: int, limit_s: float) -> None:
+    """Call `make` for the indices below `count` in forked processes for at most so long."""
 
-    Returns:
-        How many were made, as far as the processes could tell.
-    """
-
-    def part(first: int) -> Callable[[], int]:
-        def work() -> int:
-            ends_at, made = time.monotonic() + limit_s, 0
+    def part(first: int) -> Callable[[], None]:
+        def work() -> None:
+            ends_at = time.monotonic() + limit_s
             for index in range(first, count, processes):
                 if time.monotonic() > ends_at:
                     break
                 make(index)
-                made += 1
-            return made
 
         return work
 
-    answers = in_forks([part(first) for first in range(processes)], 1.5 * limit_s + 5.0)
-    return sum(answer.get("value", 0) for answer in answers if answer)
+    in_forks([part(first) for first in range(processes)], 1.5 * limit_s + 5.0)

@@ -6,7 +6,7 @@ mirrored and normalised while they are still in the processor's cache.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from flatout.data import values
-from flatout.data.format import Header
 from flatout.data.random_crops import (
     FLIP,
     HEIGHT,
@@ -38,32 +37,8 @@ PART = 8
 photographs of this many stay a few megabytes."""
 CHANNELS = 3
 KEY_BITS = 62
-
-
-class Pictures(Protocol):
-    """Where pictures come from: a packed store, or memory."""
-
-    header: Header
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        ...
-
-    def places_of(self, indices: Sequence[int]) -> Numbers:
-        """Return the places of samples by their numbers."""
-        ...
-
-    def numbers_of(self, places: Numbers) -> Numbers:
-        """Return what a sample's crops are drawn from."""
-        ...
-
-    def pictures(self, places: Numbers) -> Sequence[torch.Tensor | Undecoded]:
-        """Return uint8 tensors of height x width x 3, or files from which these are decoded."""
-        ...
-
-    def others(self, places: Numbers) -> list[torch.Tensor]:
-        """Return the fields alongside the picture, a tensor each."""
-        ...
+Pictures: TypeAlias = StoredPictures | ResidentPictures
+"""Where pictures come from: a packed store, or memory."""
 
 
 class Cropped(Dataset[Any]):

@@ -43,6 +43,8 @@ class Redirect:
 
     def __init__(self, store: PackedStore, root: str) -> None:
         self.store, self.root = store, root
+        self.below: dict[str, str] = {}
+        """Each folder that was asked for, as a path from the root: links are followed once."""
 
     @cached_property
     def found(self) -> dict[str, int]:
@@ -61,11 +63,6 @@ class Redirect:
         for name, place in self.found.items():
             places.setdefault(str(Path(name).parent), []).append(place)
         return places
-
-    @cached_property
-    def below(self) -> dict[str, str]:
-        """Each folder that was asked for, as a path from the root: links are followed once."""
-        return {}
 
     @cached_property
     def image_at(self) -> int:
@@ -236,7 +233,8 @@ def _compare(
     for index in _indices_compared(store, len(dataset)):
         expected, is_own = _sample(dataset, index), True
         if redirect is not None:
-            read = _read_by(redirect, dataset, index)
+            with redirect.opened() as read:
+                dataset[index]
             if not read:
                 return _words(index, redirect), False
             is_own = bool(numbers[read[0]] == index)
@@ -265,13 +263,6 @@ def _sample(dataset: Any, index: int) -> bytes:
     """Return a sample as bytes, drawn with the random streams in a known place."""
     reseed(index + 1)
     return b"".join(encode(dataset[index]))
-
-
-def _read_by(redirect: Redirect, dataset: Any, index: int) -> list[int]:
-    """Return the places of the store that a sample is read from."""
-    with redirect.opened() as read:
-        dataset[index]
-    return read
 
 
 def _redirected(dataset: Any, redirect: Redirect, is_aligned: bool) -> Any:  # noqa: FBT001  pickled

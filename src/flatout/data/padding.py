@@ -5,6 +5,7 @@ with the same two dimensions goes with it (`trimmed`, `packed`). `SimilarLengths
 samples about as long as each other.
 """
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -151,18 +152,9 @@ def trimmed(batch: Any, *, multiple_of: int = 1) -> Any:
     told = {name.removesuffix(MASK) + column for name in masks for column in SPOKEN_FOR}
     if any(_says_more(n, v, first, last) for n, v in along.items() if n not in told):
         return batch
-    return rebuilt(
-        batch, {name: value[:, first:last].contiguous() for name, value in along.items()}
-    )
-
-
-def rebuilt(batch: Any, changes: Mapping[str, Any]) -> Any:
-    """Return the batch, of its own type, with some of its values changed."""
-    import copy
-
-    changed = copy.copy(batch)
-    for name, value in changes.items():
-        changed[name] = value
+    changed = copy.copy(batch)  # of its own type
+    for name, value in along.items():
+        changed[name] = value[:, first:last].contiguous()
     return changed
 
 

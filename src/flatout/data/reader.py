@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 from flatout.data import pictures, values
 from flatout.data.format import Field, Header
 from flatout.data.packed_store import PackedStore, Places, check_records
-from flatout.data.sampler import Slot, sample_seed, seeded
+from flatout.data.sampler import sample_seed, seeded
 from flatout.hardware.limits import usable_cores
 from flatout.records.errors import UserError
 
@@ -460,9 +460,6 @@ def _given(field: Field, row: torch.Tensor) -> Any:
     if field.holder == "list":
         return row.tolist()
     return row.numpy() if field.holder == "numpy" else row
-
-
-__all__ = ["Gathered", "PackedDataset", "Slot", "Stacked", "collate", "open_packed"]
 
 
 AHEAD = 1

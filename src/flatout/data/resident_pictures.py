@@ -52,9 +52,6 @@ class StoredPictures:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": {}}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     def __len__(self) -> int:
         return len(self.data)
 
@@ -244,11 +241,7 @@ def cut_out(
 ) -> torch.Tensor:
     """Return a window of each of these rows of images, some mirrored: one gather.
 
-    Args:
-        images: count x height x width x channels.
-        rows: which images.
-        where: a box a row, as `flatout.data.random_crops.boxes` gives them.
-        side: height and width of the windows.
+    `images` are count x height x width x channels; `where` has a box a row, as `boxes` gives them.
     """
     steps = torch.arange(side, device=images.device)
     across = torch.where(where[:, FLIP, None].bool(), side - 1 - steps, steps)

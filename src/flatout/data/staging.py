@@ -129,9 +129,7 @@ def _is_ours(descriptor: int, folder: Path) -> bool:
 def _tidy(folder: Path, made: Sequence[Path]) -> None:
     """Leave a plan and what belongs to it, a finished store, or nothing.
 
-    Args:
-        folder: that is held.
-        made: what did not exist before, innermost first.
+    `made` did not exist before, the innermost first.
     """
     clear(folder)
     if (folder / STAGING / PLAN).is_file():

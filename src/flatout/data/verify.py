@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from flatout.data.format import (
     NAMES,
     SKIPPED,
     BadSample,
+    Field,
     Header,
     checksum,
     content_hash,
@@ -39,55 +41,55 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyShard:
-    """The job of a worker: compare the samples of one file shard with the source."""
+class ShardProblems:
+    """The job of a worker: what is wrong with the samples of one file shard.
 
-    source: Source
+    Their records are compared with the index, and with the source where there is one.
+    """
+
     store: PackedStore
+    source: Source | None = None
 
-    def __call__(self, number: int, tick: worker_pool.Tick) -> list[str]:
-        """Return what differs."""
-        return [problem for _place, problem in _problems(self, self.store, number, tick)]
+    def __call__(self, number: int, tick: worker_pool.Tick) -> list[tuple[int, str]]:
+        """Return the places of samples with a problem, each with its words."""
+        problems = []
+        places = np.flatnonzero(self.store.index["shard"] == number)
+        for count, place in enumerate(map(int, places), start=1):
+            problem = self._find_problem(place)
+            if problem:
+                problems.append((place, problem))
+            if count % TICK_SAMPLES == 0 or count == len(places):
+                tick((count - 1) % TICK_SAMPLES + 1)
+        return problems
 
-    def find_problem(self, place: int) -> str:
+    def _find_problem(self, place: int) -> str:
         """Return what is wrong with one sample, empty for nothing."""
-        entry = self.store.index[place]
-        name = self.source.name(int(entry["original"]))
-        record = self.store.record(place)
-        if checksum(record) != entry["check"]:
+        entry, record = self.store.index[place], self.store.record(place)
+        is_damaged = len(record) != entry["length"] or checksum(record) != entry["check"]
+        if self.source is None:
+            return words("store.damaged") if is_damaged else self._other_label(entry, record)
+        number = int(entry["original"])
+        name = self.source.name(number)
+        if is_damaged:
             return words("joint.because", one=name, other=words("store.damaged"))
+        fields = self.source.contents.fields
         try:
-            sample = self.source.read(int(entry["original"]))
-            parts = writer.source_parts(self.source.contents.fields, sample)
+            parts = writer.source_parts(fields, self.source.read(number))
         except BadSample as error:
             return words("store.changed_how", name=name, error=str(error))
         if content_hash(parts) != entry["hash"].tobytes():
             return words("store.changed", name=name)
-        return "" if self._is_same(parts, record) else words("store.differs", name=name)
+        return "" if self._is_same(fields, parts, record) else words("store.differs", name=name)
 
-    def _is_same(self, parts: Sequence[bytes], record: memoryview) -> bool:
-        fields, encoding = self.source.contents.fields, self.store.header.encoding
+    def _is_same(self, fields: Sequence[Field], parts: Sequence[bytes], record: memoryview) -> bool:
+        encoding = self.store.header.encoding
         if not encoding.is_lossless:
             return join_record(writer.encoded_parts(fields, parts, encoding)) == bytes(record)
         stored = split_record(record, len(fields))
         return all(map(writer.is_same, fields, parts, stored))
 
-
-@dataclass(frozen=True, slots=True)
-class CheckShard:
-    """The job of a worker: compare the records of one file shard with what the index says."""
-
-    store: PackedStore
-
-    def __call__(self, number: int, tick: worker_pool.Tick) -> list[tuple[int, str]]:
-        """Return the places of damaged samples, each with what is wrong."""
-        return _problems(self, self.store, number, tick)
-
-    def find_problem(self, place: int) -> str:
-        """Return what is wrong with one record, empty for nothing."""
-        entry, record = self.store.index[place], self.store.record(place)
-        if len(record) != entry["length"] or checksum(record) != entry["check"]:
-            return words("store.damaged")
+    def _other_label(self, entry: Any, record: memoryview) -> str:
+        """Return that the index has another label than the record, empty where it has not."""
         header = self.store.header
         names = [field.name for field in header.fields]
         if not header.label:
@@ -96,21 +98,6 @@ class CheckShard:
         label = values.value(header.fields[at], split_record(record, len(names))[at])
         known = entry["label"]
         return "" if label == known else words("store.other_label", label=str(known))
-
-
-def _problems(
-    job: VerifyShard | CheckShard, store: PackedStore, number: int, tick: worker_pool.Tick
-) -> list[tuple[int, str]]:
-    """Return the places of one file shard with a problem, each with its words."""
-    problems = []
-    places = np.flatnonzero(store.index["shard"] == number)
-    for count, place in enumerate(map(int, places), start=1):
-        problem = job.find_problem(place)
-        if problem:
-            problems.append((place, problem))
-        if count % TICK_SAMPLES == 0 or count == len(places):
-            tick((count - 1) % TICK_SAMPLES + 1)
-    return problems
 
 
 def verify(source: Source, folder: Path, *, workers: int = 1, tell: Tell) -> Verification:
@@ -129,11 +116,11 @@ def verify(source: Source, folder: Path, *, workers: int = 1, tell: Tell) -> Ver
     counted = Counter(max(1, header.samples), 0, tell, "verifying")
     problems = _find_miscounted(store, len(source))
     numbers = [n for n, shard in enumerate(header.shards) if shard.samples]
-    job = VerifyShard(source, store)
+    job = ShardProblems(store, source)
     done = worker_pool.perform(job, numbers, workers=workers, tick=counted.tick)
     with closing(done):
         for _number, found in sorted(done):
-            problems += found
+            problems += [problem for _place, problem in found]
     return Verification(
         samples=header.samples,
         skipped=header.skipped,
@@ -156,7 +143,7 @@ def check(folder: Path, *, workers: int = 1, tell: Tell) -> tuple[Header, list[s
     names = _names(store)
     problems = _find_inconsistent(store, names)
     numbers = [n for n, shard in enumerate(store.header.shards) if shard.samples]
-    done = worker_pool.perform(CheckShard(store), numbers, workers=workers, tick=counted.tick)
+    done = worker_pool.perform(ShardProblems(store), numbers, workers=workers, tick=counted.tick)
     with closing(done):
         damaged = sorted(pair for _number, found in done for pair in found)
     for place, problem in damaged:

@@ -495,7 +495,9 @@ def _assemble(source: Source, folder: Path, plan: PackPlan) -> Header:
     entries = np.concatenate([part.entries for part in parts])
     skipped = [*source.contents.skipped, *(item for part in parts for item in part.skipped)]
     if not len(entries):
-        raise UserError(f"all {plan.samples} samples are bad; the first: {_words(skipped[0])}")
+        raise UserError(
+            f"all {plan.samples} samples are bad; the first: {skipped[0].name}: {skipped[0].reason}"
+        )
     _write_index(folder, entries)
     if source.contents.is_named:
         names = (json.dumps(name) for part in parts for name in part.names)
@@ -558,7 +560,3 @@ def _with_shapes(fields: Sequence[Field], parts: Sequence[FinishedPart]) -> tupl
 
 def _order_word(is_shuffled: bool) -> str:  # noqa: FBT001  its one and only argument
     return SHUFFLED if is_shuffled else AS_SOURCE
-
-
-def _words(skipped: Skipped) -> str:
-    return f"{skipped.name}: {skipped.reason}"

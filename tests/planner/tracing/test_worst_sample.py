@@ -132,6 +132,16 @@ def test_a_batch_sampler_is_followed_in_number_and_size():
     assert changed["batch_sampler"].sampler is sampler.sampler
 
 
+def test_the_last_batch_of_a_batch_sampler_is_filled_where_samples_are_alike():
+    data = Lengths([5] * 9)
+    sampler = BatchSampler(SequentialSampler(data), 4, drop_last=False)
+    arguments = {"dataset": data, "batch_sampler": sampler}
+
+    loader = DataLoader(**{**arguments, **worst_case(arguments, pytest.fail)})
+
+    assert [len(batch["ids"]) for batch in loader] == [4, 4, 4]
+
+
 def test_another_batch_is_made_of_what_a_sampler_draws():
     sampler = BatchSampler(SequentialSampler(range(5)), 2, drop_last=False)
 

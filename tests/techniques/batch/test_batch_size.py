@@ -72,6 +72,28 @@ def test_rates_grow_only_where_a_loader_got_the_larger_batch(length, factor):
     assert moved(found, parameter) == factor
 
 
+LOSSES = {
+    "sum": (lambda x: nn.functional.mse_loss(x, torch.ones(64), reduction="sum"), 1.0),
+    "half a sum": (lambda x: nn.functional.mse_loss(x, torch.ones(64), reduction="sum") / 2, 1.0),
+    "mean by hand": (lambda x: (x - 1).square().sum() / 64, 4.0),
+    "mean": (lambda x: nn.functional.mse_loss(x, torch.ones(64)), 4.0),
+}
+
+
+@pytest.mark.parametrize(("loss", "factor"), LOSSES.values(), ids=LOSSES)
+def test_a_loss_that_is_a_sum_keeps_its_rates_under_the_linear_rule(loss, factor):
+    """Its gradients have grown with the batch already."""
+    technique = BatchSize(samples=64, instead_of=16, learning_rate="linear", warm_up_steps=0)
+    technique.loader({"dataset": range(10_000), "batch_size": 16, "batch_sampler": None})
+    parameter = nn.Parameter(torch.zeros(()))
+    found = technique.optimizer(torch.optim.SGD([parameter], lr=1.0))
+
+    technique.backward(torch.autograd.backward)(loss(parameter.expand(64)))
+
+    assert moved(found, parameter) == factor
+    assert bool(technique.end()) == (factor == 1.0)
+
+
 def test_an_optimizer_that_chooses_its_rate_is_left_alone():
     """As Adafactor of transformers does, whose groups have None for it."""
     stepper = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)

@@ -98,6 +98,17 @@ class CountsEpochs(IterableDataset):
         return iter([torch.tensor(self.count), torch.tensor(-self.count)])
 
 
+class ShufflesInPlace(IterableDataset):
+    """A data set that shuffles the list that it keeps when an epoch begins."""
+
+    def __init__(self):
+        self.order = [torch.tensor(number) for number in range(8)]
+
+    def __iter__(self):
+        random.shuffle(self.order)
+        return iter(list(self.order))
+
+
 def seed_by_worker(number):
     """A `worker_init_fn` as in torch's notes on reproducibility, and one more draw."""
     seed = torch.initial_seed() % 2**32 + 7

@@ -1,4 +1,5 @@
 import multiprocessing
+import random
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,13 @@ from flatout.records.journey import Journey, WorkerPace, WorkerScan
 from flatout.records.readings import RankFacts
 from flatout.techniques.data.loader_workers import LoaderWorkers
 from tests.rules.journey_facts import leg, worker
-from tests.techniques.data.samples import Numbers, Stream
+from tests.techniques.data.samples import (
+    CountsEpochs,
+    Numbers,
+    OwnGenerators,
+    ShufflesInPlace,
+    Stream,
+)
 from tests.techniques.facts import GIB, loader, machine, profile
 
 PROMISE = ("pictures.py", {"num_workers": 1})
@@ -106,6 +113,22 @@ def test_an_iterable_data_set_is_left_with_the_workers_it_has():
 
     one = LoaderWorkers(num_workers=1).loader({"dataset": Stream(), "num_workers": 0})
     assert list(DataLoader(**one)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("data", [OwnGenerators(), CountsEpochs(), ShufflesInPlace()])
+def test_a_set_that_goes_on_from_epoch_to_epoch_gets_no_workers(data):
+    """A copy of it in a worker would begin again in each: the same draws, epoch after epoch."""
+    with pytest.raises(NotApplicable, match="goes on from epoch to epoch"):
+        LoaderWorkers(num_workers=1).loader({"dataset": data, "num_workers": 0})
+
+
+def test_a_generator_that_no_sample_draws_from_is_no_reason_against_workers():
+    data = Numbers()
+    data.split_by = random.Random(0)
+
+    assert LoaderWorkers(num_workers=1).loader({"dataset": data})["num_workers"] == 1
+    own = {"dataset": OwnGenerators(), "num_workers": 2}
+    assert LoaderWorkers(num_workers=3).loader(own)["num_workers"] == 3
 
 
 def test_a_data_set_that_cannot_be_pickled_is_left_alone_under_spawn_only():

@@ -23,6 +23,7 @@ from tests.techniques.data.samples import (
     LateGenerator,
     Numbers,
     OwnGenerators,
+    ShufflesInPlace,
     mark_data_set,
     seed_by_worker,
 )
@@ -107,6 +108,7 @@ STARTED_ANEW = {
     "samples kept as they were drawn": ({"dataset": KeepsAugmented()}, "keeps augmented ones"),
     "a generator made late": ({"dataset": LateGenerator()}, "generator of its own in its workers"),
     "a count": ({"dataset": CountsEpochs()}, "counts in an attribute"),
+    "an order that it keeps": ({"dataset": ShufflesInPlace()}, "other samples once it made some"),
     "a start that acts on the set": (
         {"dataset": Augmented(11), "worker_init_fn": mark_data_set},
         "worker_init_fn changes the data set",

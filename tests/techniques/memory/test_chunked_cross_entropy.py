@@ -55,6 +55,16 @@ def test_loss_and_gradient_match_torch_up_to_rounding(reduction, slice_bytes):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
 
 
+def test_classes_as_bytes_are_left_to_torch_which_takes_them(sliced):
+    logits, target = table()
+    bytes_of = target.clamp(min=0).byte()
+
+    found = F.cross_entropy(logits, bytes_of)
+
+    assert torch.equal(found, F.cross_entropy(logits.detach(), bytes_of.long()))
+    assert sliced == set()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_is_no_less_exact_than_torchs_own(dtype):
     logits, target = table(dtype)

@@ -69,6 +69,26 @@ def test_the_optimizers_groups_and_their_schedule_stay():
     }
 
 
+def test_a_state_from_before_the_adapters_is_loaded_and_they_begin_again():
+    """As for the next fold: nothing of what the last one trained may be left."""
+    adapted = network()
+    before, expected = copy.deepcopy(adapted.state_dict()), adapted(torch.ones(2, 8))
+    optimizer = torch.optim.AdamW(adapted.parameters(), lr=0.1)
+    train_only(optimizer, add_adapters(adapted, rank=2))
+    adapted(torch.ones(2, 8)).square().sum().backward()
+    optimizer.step()
+    own = copy.deepcopy(adapted.state_dict())
+    trained = adapted(torch.ones(2, 8))
+
+    adapted.load_state_dict(before)
+    again = adapted(torch.ones(2, 8))
+    adapted.load_state_dict(own)
+
+    assert torch.equal(again, expected)
+    assert torch.equal(adapted(torch.ones(2, 8)), trained)
+    assert not torch.equal(trained, expected)
+
+
 def adapters_of(layer):
     return {id(p) for p in layer.parameters() if p.requires_grad}
 

@@ -107,6 +107,38 @@ def test_running_statistics_stay_fp32_and_outputs_come_back_fp32():
     assert net[0].weight.dtype == torch.bfloat16
 
 
+class Coder(nn.Module):
+    """Codes a picture and decodes it, in layers of which some are in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.layers = nn.Linear(8, 4), nn.ModuleList([nn.Linear(4, 8)])
+        self.kinds = set()
+
+    def forward(self, x):
+        code = self.encoder(x)
+        self.kinds.add(code.dtype)
+        return self.decode(code)
+
+    def decode(self, code):
+        for layer in self.layers:
+            code = layer(code)
+        return code
+
+
+def test_what_the_script_calls_of_a_model_takes_and_gives_fp32_too():
+    """As a VAE that is sampled from between epochs."""
+    technique, coder = PureBf16(), Coder()
+    technique.model(coder)
+    sampled, code = coder.decode(torch.randn(2, 4)), coder.encoder(torch.randn(2, 8))
+
+    trained_step(coder, technique.optimizer(torch.optim.SGD(coder.parameters(), lr=0.1)))
+    again = copy.deepcopy(coder).decode(torch.randn(2, 4))
+
+    assert sampled.dtype == code.dtype == again.dtype == torch.float32
+    assert coder.kinds == {torch.bfloat16}
+
+
 class Positions(nn.Module):
     """Holds what rotary positions are made from, and tables."""
 

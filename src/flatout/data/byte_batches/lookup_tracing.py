@@ -155,7 +155,8 @@ def _array(original: Callable[..., Any], *, copies: bool = False) -> Callable[..
             return value.astype(dtype)
         if not _is_picture(value):
             return original(value, dtype, **kwargs)
-        made = _of_picture(functools.partial(original, **kwargs), value)
+        values = original(value, **kwargs)
+        made = values.view(ByteArray) if can_follow(values) else values  # where it is worth it
         if dtype is None:
             return made
         return made.astype(dtype) if isinstance(made, ByteArray) else original(made, dtype)
@@ -174,12 +175,6 @@ def _again(original: Callable[..., Any], value: LazyArray, dtype: Any, asked: An
     if is_other:
         return found.astype(dtype)
     return found.copy(order="K") if asked["copy"] else found
-
-
-def _of_picture(make: Callable[[Any], Any], picture: Any) -> Any:
-    """Return a picture as an array that is followed, if it is worth it."""
-    values = make(picture)
-    return values.view(ByteArray) if can_follow(values) else values
 
 
 def _contiguous(original: Callable[..., Any]) -> Callable[..., Any]:

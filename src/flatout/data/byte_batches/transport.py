@@ -30,11 +30,7 @@ HELD = "_flatout_held_streams"
 class PackingCollate:
     """The script's own collation, whose followed fields leave as bytes."""
 
-    def __init__(
-        self,
-        collate: Callable[[Any], Any],
-        device: torch.device | None = None,
-    ) -> None:
+    def __init__(self, collate: Callable[[Any], Any], device: torch.device | None = None) -> None:
         self.collate = self.__wrapped__ = collate
         self.device = device
         """Where batches are restored; None for the CPU."""

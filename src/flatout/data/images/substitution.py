@@ -81,11 +81,7 @@ class InWorker:
     def __init__(
         self, name: str, begin: Callable[[], Any], then: Callable[[int], Any] | None
     ) -> None:
-        self.name, self.begin, self.then = name, begin, then
-
-    def start_here(self) -> None:
-        """Swap in this process, whatever it is."""
-        self.begin()
+        self.name, self.start_here, self.then = name, begin, then
 
     def __call__(self, number: int) -> None:
         """Start a worker."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from flatout.agent import patching
 from flatout.agent.nested import leaves_of
+from flatout.records.errors import NotApplicable
 
 REASON = (
     "the script enters CUDA streams of its own, which do not wait for batches that are made on the "
@@ -37,6 +38,12 @@ _GIVEN: list["weakref.ref[Any]"] = []
 def reason() -> str:
     """Return why batches are not made on the device; empty as long as they may be."""
     return _SEEN[0] if _SEEN else ""
+
+
+def check() -> None:
+    """Make sure that whoever uses a batch waits for what makes it on the device."""
+    if _SEEN:
+        raise NotApplicable(REASON)
 
 
 def watch() -> None:

@@ -29,32 +29,15 @@ LIMIT_S = 60.0
 WAYS = ("the script's own way", "the other way")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """What came of the comparison."""
+def first_batch(loader: Any, collate: Callable[[Any], Any]) -> Any:
+    """Make the loader's first batch, cut down, with a collation of one's choice.
 
-    trouble: str = ""
-    """Why the other way must not be taken; empty where it gave the same batch."""
-    facts: Any = None
-    """What the other way told about itself."""
-
-
-def first_batch(loader: Any, collate: Callable[[Any], Any], most: int = SAMPLES) -> Any:
-    """Make the loader's first batch, cut down, with a collation of one's choice."""
-    return make_batch(loader, first_indices(loader, most), collate)
-
-
-def first_indices(loader: Any, most: int = SAMPLES) -> Any:
-    """Return the indices of the first batch, cut down; the one of a sample without batches."""
-    if loader.batch_sampler is None:
-        return next(iter(loader.sampler))
-    return list(next(iter(loader.batch_sampler)))[:most]
-
-
-def make_batch(loader: Any, indices: Any, collate: Callable[[Any], Any]) -> Any:
-    """Make the batch of some indices; what travels as bytes is restored."""
+    Without batches it is a sample. What travels as bytes is restored.
+    """
     kind: Any = fetching._MapDatasetFetcher
     is_batched = loader.batch_sampler is not None
+    drawn = next(iter(loader.batch_sampler if is_batched else loader.sampler))
+    indices = list(drawn)[:SAMPLES] if is_batched else drawn
     return unpack(kind(loader.dataset, is_batched, collate, drop_last=False).fetch(indices))
 
 
@@ -73,19 +56,16 @@ def compare_first_batches(
     other: Callable[[], tuple[Any, Any]],
     look: BatchComparison | None = None,
     undo: Callable[[], None] = lambda: None,
-) -> Proof:
+) -> tuple[str, Any]:
     """Compare a loader's first batch with the one that another way makes of the same samples.
 
     Two copies of the process are forked at the same moment, so that every random stream is alike in
     both, those that a data set keeps for itself included. Each makes the loader's first batch, one
     in the script's way and one in the other; the digests are compared here.
 
-    Args:
-        loader: Makes the batches.
-        other: Makes one in the other way; returns it with facts, plain JSON values.
-        look: What is compared; every bit if not given.
-        undo: Goes the script's way again in a copy of this process, in which the other way may be
-            at work for another loader already.
+    `other` makes one in the other way and returns it with facts, plain JSON values. `undo` goes the
+    script's way again in a copy of this process, in which the other way may be at work for another
+    loader already. Returned is how the batches differ, empty where they do not, and the facts.
     """
     look, collate = look or BITS, loader.collate_fn
     streams = Streams()
@@ -105,9 +85,9 @@ def compare_first_batches(
     for result, name in zip(results, WAYS, strict=True):
         trouble = _trouble_of(result, name)
         if trouble:
-            return Proof(trouble=trouble)
+            return trouble, None
     expected, (found, facts) = (result["value"] for result in results if result is not None)
-    return Proof(trouble=look.difference(expected, found), facts=facts)
+    return look.difference(expected, found), facts
 
 
 def _load_formats() -> None:

@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import CodeType, FunctionType
 from typing import Any, Generic, TypeVar
 
@@ -22,8 +23,7 @@ from flatout.records.errors import NotApplicable
 Found = TypeVar("Found")
 ALIKE = 2
 """Sets of one class and length that are known at a time. A script that builds its set again for
-each
-epoch would otherwise have all of them, and what is kept for each, in memory."""
+each epoch would otherwise have all of them, and what is kept for each, in memory."""
 
 
 class DatasetFacts(Generic[Found]):
@@ -124,10 +124,9 @@ def _examine(dataset: Any, indices: Sequence[int]) -> dict[str, Any]:
     sizes: list[int] = []
     for index in indices:
         reseed(1)
-        before = Streams().digest()
-        sample = dataset[index]
-        first = b"".join(encode(sample))
-        if Streams().digest() != before:
+        streams = Streams()
+        first = b"".join(encode(dataset[index]))
+        if streams.are_moved():
             return {"trouble": f"sample {index} draws random numbers"}
         reseed(2)
         if b"".join(encode(dataset[index])) != first:
@@ -144,25 +143,52 @@ MEMORY_LIMIT_S = 10.0
 def remembers(dataset: Any, collate: Callable[[Any], Any]) -> bool:
     """Return whether samples that were made before make others of the same draws.
 
-    So it is with one that keeps augmented samples, or counts how many it gave. Asked in forked
-    copies, of which two are fresh; what cannot be asked, or differs in any case, is False.
+    So it is with one that keeps augmented samples, or counts how many it gave.
     """
     from flatout.data.proof.random_streams import generators_of, set_back
 
-    def batch(seed: int) -> str:
-        reseed(seed)
-        made = collate([dataset[index] for index in range(min(REMEMBERED, len(dataset)))])
-        return hashlib.blake2b(b"".join(encode(made))).hexdigest()
-
     def later_batch() -> str:
         generators = generators_of(dataset, collate=collate)
-        batch(1)
+        _digest(dataset, collate, 1)
         set_back(generators)
-        return batch(2)
+        return _digest(dataset, collate, 2)
 
-    found = in_forks([lambda: batch(2), lambda: batch(2), later_batch], MEMORY_LIMIT_S)
-    first, again, later = (answer.get("value") if answer else None for answer in found)
-    return None not in (first, later) and first == again != later
+    return _is_other(later_batch, lambda: _digest(dataset, collate, 2))
+
+
+def goes_on(dataset: Any, collate: Callable[[Any], Any]) -> bool:
+    """Return whether a data set makes other samples once it made some, by whatever it holds.
+
+    A generator of its own, say, or a count of its epochs: fresh copies of it begin again.
+    """
+
+    def later_batch() -> str:
+        _digest(dataset, collate, 1)
+        return _digest(dataset, collate, 2)
+
+    return _is_other(later_batch, lambda: _digest(dataset, collate, 2))
+
+
+def _digest(dataset: Any, collate: Callable[[Any], Any], seed: int) -> str:
+    """Return a short name of the first samples, made with the random streams in a known place."""
+    from torch.utils.data import IterableDataset
+
+    reseed(seed)
+    if isinstance(dataset, IterableDataset):
+        samples = list(islice(iter(dataset), REMEMBERED))
+    else:
+        samples = [dataset[index] for index in range(min(REMEMBERED, len(dataset)))]
+    return hashlib.blake2b(b"".join(encode(collate(samples)))).hexdigest()
+
+
+def _is_other(later: Callable[[], str], fresh: Callable[[], str]) -> bool:
+    """Return whether a forked copy gives something else than two fresh ones, which agree.
+
+    What cannot be asked is False.
+    """
+    found = in_forks([fresh, fresh, later], MEMORY_LIMIT_S)
+    first, again, other = (answer.get("value") if answer else None for answer in found)
+    return None not in (first, other) and first == again != other
 
 
 def reseed(seed: int) -> None:

@@ -92,10 +92,7 @@ def is_proven(loader: Any, name: str) -> bool:
 def find_trouble(loader: Any, way: ProofPart, look: BatchComparison | None = None) -> str:
     """Return why a loader's batches cannot be made in another way; empty where they can.
 
-    Args:
-        loader: That was not iterated yet.
-        way: The other way; tried in a forked copy of the process unless it is proven.
-        look: What is compared; every bit if not given.
+    It is tried before the loader is iterated, in a forked copy of the process unless it is proven.
     """
     if is_proven(loader, way.name):
         return ""
@@ -108,8 +105,8 @@ def find_trouble(loader: Any, way: ProofPart, look: BatchComparison | None = Non
         collate, trouble = way.try_under(loader.collate_fn)
         return first_batch(loader, collate), trouble()
 
-    proof = compare_first_batches(loader, other, look, way.undo_here)
-    return proof.trouble or str(proof.facts)
+    trouble, facts = compare_first_batches(loader, other, look, way.undo_here)
+    return trouble or str(facts)
 
 
 def _prove(loader: Any) -> frozenset[str]:
@@ -131,10 +128,10 @@ def _prove(loader: Any) -> frozenset[str]:
         for part in parts:
             part.undo_here()
 
-    proof = compare_first_batches(loader, together, undo=undo)
-    if proof.trouble:
+    differs, facts = compare_first_batches(loader, together, undo=undo)
+    if differs:
         return frozenset()
-    return frozenset(name for name, trouble in proof.facts.items() if not trouble)
+    return frozenset(name for name, trouble in facts.items() if not trouble)
 
 
 def _parts(loader: Any) -> list[ProofPart]:

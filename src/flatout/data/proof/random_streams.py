@@ -5,8 +5,6 @@ samples and their collation draw from alongside them. `EpochStreams` starts the 
 that live on again in each epoch, as new workers would.
 """
 
-import hashlib
-import pickle
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,11 +28,6 @@ class Streams:
         self.torch = torch.default_generator.get_state()
         self.python = random.getstate()
         self.numpy = np.random.get_state()
-
-    def digest(self) -> str:
-        """Return a short name of where they stood."""
-        parts = (self.torch.numpy().tobytes(), self.python, self.numpy)
-        return hashlib.blake2b(pickle.dumps(parts), digest_size=16).hexdigest()
 
     def are_moved(self) -> bool:
         """Return whether anything was drawn from them since."""

@@ -73,10 +73,7 @@ def is_of_library(function: FunctionType) -> bool:
 def _behind(name: str, value: Any, names: set[str]) -> Found:
     """Return what one thing leads to.
 
-    Args:
-        name: under which it was found.
-        value: the thing.
-        names: all that functions found so far name, to which those of others are added.
+    `names` are all that functions found so far name, to which those of others are added.
     """
     kind = type(value)
     if kind is FunctionType:

@@ -1,6 +1,6 @@
 """NumPy arrays: the first axis counts the samples; an .npz has one array per field."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,6 @@ class Arrays:
     length: int
     stamp: str
     """Size and time of writing of the file that was opened: no process reads another one."""
-    label: str = field(default="")
-    """The array that is the label, given as a whole number per sample."""
 
     def __len__(self) -> int:
         return self.length
@@ -37,12 +35,10 @@ class Arrays:
         return f"row {index}"
 
     def read(self, index: int) -> tuple[Any, ...]:
-        """Return one row of each array."""
-        arrays = _load(self.path, self.stamp)
-        return tuple(
-            int(arrays[one.name][index]) if one.name == self.label else arrays[one.name][index]
-            for one in self.contents.fields
-        )
+        """Return one row of each array; the label is a whole number."""
+        arrays, label = _load(self.path, self.stamp), self.contents.label
+        rows = ((one.name, arrays[one.name][index]) for one in self.contents.fields)
+        return tuple(int(row) if name == label else row for name, row in rows)
 
     def fingerprint(self) -> str:
         """Return a hash of shapes, types, and the file's size and time of writing."""
@@ -70,9 +66,7 @@ def open_arrays(path: Path) -> Arrays:
         label=label,
     )
     length = next(iter(lengths.values()))
-    return Arrays(
-        contents=contents, path=str(path.resolve()), length=length, stamp=stamp, label=label
-    )
+    return Arrays(contents=contents, path=str(path.resolve()), length=length, stamp=stamp)
 
 
 @lru_cache(maxsize=1)

@@ -110,15 +110,17 @@ def worst_case(arguments: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
     except Exception as error:  # noqa: BLE001  the script's own data may fail in any way
         note(f"the data set could not be looked at for its largest sample: {error}")
         return {}
-    if is_uniform or index is None:
-        return {} if size is not None else _drawn(arguments, None)
-    note(
-        f"samples differ in size: planned is a batch of the largest of {seen} that were looked at, "
-        f"number {index}"
-    )
-    if size is not None:
-        return {"batch_sampler": WorstBatches(sampler, size, index)}
-    return _drawn(arguments, index)
+    if is_uniform:
+        index = None
+    if index is not None:
+        note(
+            f"samples differ in size: planned is a batch of the largest of {seen} that were looked "
+            f"at, number {index}"
+        )
+    if size is None:
+        return _drawn(arguments, index)
+    is_changed = index is not None or len(dataset) > size
+    return {"batch_sampler": WorstBatches(sampler, size, index)} if is_changed else {}
 
 
 def _drawn(arguments: Mapping[str, Any], index: int | None) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ How it is checked: it changes the training on purpose, so losses are looked at f
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
@@ -34,6 +35,7 @@ tell: launches on a GPU, overhead of operators on a CPU. Assumptions."""
 WARM_UP_STEPS = 100
 """Steps over which the learning rate goes to its new value: an assumption; Goyal et al. took five
 epochs of ImageNet."""
+KEPT = "the loss is a sum of samples, whose gradients grow with the batch alone: rates were kept"
 RAMPED = "flatout_warm_up_steps"
 """Where a group, and so a checkpoint, keeps how many steps of the warm-up are made."""
 
@@ -52,6 +54,7 @@ Where the loader and the optimizer are made:
 + loader = DataLoader(..., batch_size=$samples)
 + lr = lr * ($samples / $instead_of), for Adam its square root
 Reach that learning rate over the first $warm_up_steps steps.
+Leave it as it is where the loss is a sum over the batch and no mean.
 """
 
     samples: int = 64
@@ -63,6 +66,8 @@ Reach that learning rate over the first $warm_up_steps steps.
     warm_up_steps: int = WARM_UP_STEPS
     enlarged: list[int] = process_state(list)
     """The batches that loaders of this process were given."""
+    sums: list[bool] = process_state(list)
+    """Holds something once the loss was seen to be a sum of its samples."""
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.instead_of < 1:
@@ -127,8 +132,27 @@ Reach that learning rate over the first $warm_up_steps steps.
             if any(group.get("lr") is None for group in optimizer.param_groups):
                 raise NotApplicable("the optimizer chooses its rate itself: none can be multiplied")
             optimizer_swap.need(optimizer, "batch_size, which multiplies the rate in each step,")
-            scale_rate(optimizer, factor, self.warm_up_steps, is_due=lambda: bool(self.enlarged))
+            scale_rate(optimizer, factor, self.warm_up_steps, is_due=self._is_due)
         return optimizer
+
+    def backward(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Look at the first loss: of a sum the gradients have grown with the batch already."""
+        from flatout.agent import patching
+
+        def look(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            with suppress(Exception):  # a look must never end the training
+                if is_sum(tensors, self.samples):
+                    self.sums.append(True)
+            return call(tensors, *args, **kwargs)
+
+        return patching.at_first_call(call, look) if self.learning_rate == "linear" else call
+
+    def end(self) -> str:
+        """Say that rates were kept, if they were."""
+        return KEPT if self.enlarged and self.sums else ""
+
+    def _is_due(self) -> bool:
+        return bool(self.enlarged) and not self.sums
 
 
 def scale_rate(
@@ -141,13 +165,8 @@ def scale_rate(
     """Multiply an optimizer's learning rates inside its steps, on a ramp from 1 to `factor`.
 
     Outside of a step the rates are the script's own, so that schedules and logs go on as before. A
-    training that goes on from a checkpoint goes on with the ramp, too.
-
-    Args:
-        optimizer: Whose rates.
-        factor: At the end of the ramp.
-        warm_up_steps: Steps until then.
-        is_due: Asked at each step; while it says no, the rates stay as they are.
+    training that goes on from a checkpoint goes on with the ramp, too. While `is_due` says no, the
+    rates stay as they are.
     """
     from flatout.agent.optimizer_swap import act_around_steps
 
@@ -170,6 +189,18 @@ def scale_rate(
 
     act_around_steps(optimizer, before, after)
     return optimizer
+
+
+def is_sum(loss: Any, samples: int) -> bool:
+    """Return whether a loss adds its samples up: nothing divides it by so many, or by more."""
+    from flatout.parallel.loss_form import SUM, forms_of
+
+    if getattr(loss, "grad_fn", None) is None:
+        return False
+    form = forms_of(loss, samples)
+    factors = [pair for term in form.sums for pair in term]
+    divisors = (abs(x) if name.startswith("Div") else 1 / abs(x) for name, x in factors if x)
+    return form.forms == {SUM} and all(divisor < samples for divisor in divisors)
 
 
 def rate_factor(batch_factor: float, rule: Rule) -> float:
@@ -243,6 +274,10 @@ Where the loader and the optimizer are made:
     로더와 옵티마이저를 만드는 곳:
 Reach that learning rate over the first {n} steps.
     처음 {n}스텝에 걸쳐 그 학습률까지 올립니다.
+Leave it as it is where the loss is a sum over the batch and no mean.
+    손실이 배치의 평균이 아니라 합이면 학습률을 그대로 둡니다.
+the loss is a sum of samples, whose gradients grow with the batch alone: rates were kept
+    손실이 샘플의 합이라 그래디언트가 배치와 함께 저절로 커지므로 학습률을 그대로 두었습니다
 no loader with a batch size feeds the training
     배치 크기가 있는 로더를 학습에 쓰지 않습니다
 {ms} ms of a step do not depend on the batch, {factor}x of it

@@ -60,6 +60,7 @@ class RegionalCompile(Technique):
 Once the model is on its device, for its repeated blocks:
 + for block in model.blocks:
 +     block.compile()
+Where their class is one of torch.nn, that does nothing: put torch.compile(block) in their place.
 """
 
     watch: CompileWatch = process_state(CompileWatch)
@@ -159,6 +160,8 @@ Compile identical blocks once.
     같은 블록을 한 번만 컴파일합니다.
 Once the model is on its device, for its repeated blocks:
     모델을 디바이스로 옮긴 뒤, 반복되는 블록에:
+Where their class is one of torch.nn, that does nothing: put torch.compile(block) in their place.
+    torch.nn의 클래스라면 효과가 없으니 그 자리에 torch.compile(block)을 넣으세요.
 {n} identical blocks compiled once
     같은 블록 {n}개를 한 번만 컴파일합니다
 the model has no {n} identical sibling blocks

@@ -114,12 +114,8 @@ def preferring(backend: Backend, call: Callable[..., Any], own: list[int]) -> Ca
     """Return the call, whose first run lets attention prefer a kernel; the others stand behind.
 
     That holds for the whole process until `stop_preferring`: blocks that are checkpointed run again
-    in backward, outside of any call, and must take the same kernel there.
-
-    Args:
-        backend: Is asked for first.
-        call: Of a model.
-        own: Where torch's own order is kept meanwhile.
+    in backward, outside of any call, and must take the same kernel there. `own` keeps torch's own
+    order meanwhile.
     """
     import torch
 

@@ -89,10 +89,8 @@ In place of the loop over experts, with the tokens sorted by expert and the weig
 def group_experts(model: "torch.nn.Module", *args: Any, **kwargs: Any) -> dict[str, str]:
     """Compute mixtures of experts in groups, where that is proven to be the same.
 
-    Args:
-        model: The model, in training mode.
-        args: Arguments of one real call: its mixtures are compared on what they see in it.
-        kwargs: The same.
+    The arguments are those of one real call of the model, in training mode: its mixtures are
+    compared on what they see in it.
 
     Returns:
         Of each mixture why it was left alone, empty where it was replaced.

@@ -115,10 +115,8 @@ In the attention module, for a causal mask:
 def use_fused_attention(model: "torch.nn.Module", *args: Any, **kwargs: Any) -> dict[str, str]:
     """Replace attention written by hand by torch's fused operator, where that is proven equal.
 
-    Args:
-        model: The model, in training mode.
-        args: Arguments of one real call: its modules are compared on what they see in it.
-        kwargs: The same.
+    The arguments are those of one real call of the model, in training mode: its modules are
+    compared on what they see in it.
 
     Returns:
         Of each module with a softmax why it was left alone, empty where it was replaced.

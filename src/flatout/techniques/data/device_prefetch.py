@@ -71,8 +71,7 @@ Around the training loader:
         device = batch_device()
         if device.type != "cuda":
             raise NotApplicable(f"the training runs on {device}, which is no CUDA device")
-        if aliases.reason():
-            raise NotApplicable(aliases.reason())
+        aliases.check()
         return prefetch_to_device(batches, device)
 
     def end(self) -> str:

@@ -219,8 +219,7 @@ def _device() -> "torch.device":
     device = batch_device()
     if device.type != "cuda":
         raise NotApplicable(f"the training runs on {device}, which is no CUDA device")
-    if aliases.reason():
-        raise NotApplicable(aliases.reason())
+    aliases.check()
     return device
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from flatout.agent.worker_start import start_method
-from flatout.data.caching import local_ranks
+from flatout.data.caching import processes_here
 from flatout.data.padding import SimilarLengths, lengths_of
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
@@ -92,18 +92,12 @@ def bucketed(arguments: Mapping[str, Any], *, window: int) -> SimilarLengths:
     if start_method() != "fork":
         raise NotApplicable("lengths are counted in forked processes, and this system has none")
     return SimilarLengths(
-        _lengths(dataset),
+        lengths_of(dataset, processes=processes_here()),
         batch_size=asked.batch_size,
         window=window,
         drop_last=asked.drop_last,
         generator=asked.generator,
     )
-
-
-def _lengths(dataset: Any) -> Sequence[int]:
-    from flatout.hardware.limits import usable_cores
-
-    return lengths_of(dataset, processes=max(1, usable_cores() // local_ranks()))
 
 
 KOREAN = """

@@ -138,11 +138,7 @@ Where flatout says that it forks or spawns them instead: multiprocessing_context
         reason = getattr(started.get("multiprocessing_context"), REASON, "")
         if reason:
             self.chosen.append(reason)
-        return {
-            **started,
-            "num_workers": self.num_workers,
-            "prefetch_factor": self.prefetch_factor,
-        }
+        return {**started, "num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor}
 
     def end(self) -> str:
         """Say where and why the workers were started in another way than is usual here."""
@@ -235,14 +231,24 @@ def is_ours(profile: Profile) -> bool:
 
 
 def check_data_set(arguments: Mapping[str, Any], workers: int) -> None:
-    """Make sure that worker processes would load the same samples."""
+    """Make sure that worker processes would load the same samples, in later epochs as well."""
     from torch.utils.data import IterableDataset
 
-    dataset = arguments["dataset"]
-    if isinstance(dataset, IterableDataset) and (workers > 1 or arguments.get("num_workers")):
+    from flatout.data.proof.dataset_facts import goes_on
+    from flatout.data.proof.random_streams import generators_of
+
+    dataset, has_workers = arguments["dataset"], bool(arguments.get("num_workers"))
+    is_stream = isinstance(dataset, IterableDataset)
+    if is_stream and (workers > 1 or has_workers):
         raise NotApplicable(
             "the data set is iterable: every worker repeats it unless it splits itself, "
             "so another number of workers is another training"
+        )
+    may_go_on = not has_workers and (is_stream or bool(generators_of(dataset)))
+    if may_go_on and goes_on(dataset, list):
+        raise NotApplicable(
+            "the data set goes on from epoch to epoch by what it holds, as a random number "
+            "generator of its own: its copies in workers would begin again in each"
         )
 
 
@@ -263,4 +269,8 @@ the data set is iterable: every worker repeats it unless it splits itself, so an
 workers is another training
     이터러블 데이터셋은 스스로 나누지 않으면 워커마다 되풀이되므로 워커 수가 바뀌면 다른 학습이
     됩니다
+the data set goes on from epoch to epoch by what it holds, as a random number generator of its own:
+its copies in workers would begin again in each
+    데이터셋이 자체 난수 생성기처럼 들고 있는 것으로 에폭을 이어 가는데, 워커의 사본은 에폭마다
+    처음부터 다시 시작합니다
 """

@@ -30,6 +30,7 @@ from flatout.data.caching import (
     is_cached,
     kept_or_made,
     local_ranks,
+    processes_here,
     store_of,
     watch_of,
 )
@@ -176,7 +177,7 @@ For a data set that gives the same sample each time:
             keep_decoded(store)
             self.decoded.append(store)
         if self.fill_s > 0 and self.decoded[0].count == 0:
-            fill(dataset.__getitem__, len(dataset), processes=_processes(), limit_s=self.fill_s)
+            fill(dataset.__getitem__, len(dataset), processes=processes_here(), limit_s=self.fill_s)
 
     def epoch(self, loader: Any) -> Any:
         """Fill the store before the first epoch, with all cores and for a bounded time."""
@@ -199,7 +200,7 @@ def fill_store(dataset: Any, *, limit_s: float) -> None:
         raise NotApplicable(watch.trouble)
     if store_of(dataset).count == 0 and limit_s > 0:
         make = partial(kept_or_made, dataset)
-        fill(make, len(dataset), processes=_processes(), limit_s=limit_s)
+        fill(make, len(dataset), processes=processes_here(), limit_s=limit_s)
 
 
 def cache_samples(dataset: Any, *, budget_bytes: int) -> Any:
@@ -280,12 +281,6 @@ def _pixels_of(dataset: Any) -> int:
         return int(in_fork(work, 20.0))
     except ForkedError:
         return 0
-
-
-def _processes() -> int:
-    from flatout.hardware.limits import usable_cores
-
-    return max(1, usable_cores() // local_ranks())
 
 
 def _spawns(arguments: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
+from flatout.analysis.feeding import fed_change_ms, share_of
 from flatout.data.images.substitution import Substitute, prepare, put_under
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -49,8 +50,6 @@ Before the loader is iterated:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take a quarter of the time in decoding off what makes the samples."""
-        from flatout.analysis.feeding import fed_change_ms, share_of
-
         share = share_of(profile, "decode", otherwise=USUAL_SHARE)
         return Effect(
             step_ms=fed_change_ms(profile, machine, saved_share=SAVED_PART * share),

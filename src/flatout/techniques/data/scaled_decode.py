@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
+from flatout.analysis.feeding import fed_change_ms, share_of
 from flatout.data.images.substitution import Substitute, put_under
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -57,8 +58,6 @@ In the data set, before the photograph is converted, cropped or resized:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take half of the time in decoding off what makes the samples."""
-        from flatout.analysis.feeding import fed_change_ms, share_of
-
         share = share_of(profile, "decode", otherwise=USUAL_SHARE)
         return Effect(
             step_ms=fed_change_ms(profile, machine, saved_share=SAVED_PART * share),

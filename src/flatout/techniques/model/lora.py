@@ -149,7 +149,7 @@ def add_adapters(model: "torch.nn.Module", *, rank: int = 16, alpha: int = 32) -
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise NotApplicable(INSTALL) from None
-    if any(hasattr(module, "lora_A") for module in model.modules()):
+    if _adapted_layers(model):
         raise NotApplicable("the script put adapters into the model itself")
     layers = _trained_layers(model)
     before = [p for p in model.parameters() if p.requires_grad]
@@ -161,6 +161,8 @@ def add_adapters(model: "torch.nn.Module", *, rank: int = 16, alpha: int = 32) -
     for weight, of_layer in adapters.values():
         for adapter in of_layer:
             adapter.data = adapter.data.to(weight.device)
+    for layer in _adapted_layers(model):
+        layer.register_load_state_dict_pre_hook(_begin_again)
     _leave_fast_path(model)
     frozen: Adapted = {id(p): (p, []) for p in before}
     return frozen | adapters
@@ -191,11 +193,25 @@ def _leave_fast_path(model: "torch.nn.Module") -> None:
         torch.backends.mha.set_fastpath_enabled(value=False)
 
 
+def _adapted_layers(model: "torch.nn.Module") -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "lora_A")]
+
+
+def _begin_again(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Load a layer's state from before its adapters, as for another fold: they begin again, too."""
+    plain = [name for name in ("weight", "bias") if prefix + name in state]
+    for name in plain:
+        state[f"{prefix}base_layer.{name}"] = state.pop(prefix + name)
+    if plain:
+        layer.reset_lora_parameters("default", init_lora_weights=True)
+        for name, value in layer.state_dict(prefix=prefix).items():
+            state.setdefault(name, value)
+
+
 def _adapters_by_weight(model: "torch.nn.Module") -> Adapted:
     """Return what `Adapted` holds of the layers that got adapters; some may share a weight."""
-    layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
     found: Adapted = {}
-    for layer in layers:
+    for layer in _adapted_layers(model):
         weight = layer.base_layer.weight
         _, adapters = found.setdefault(id(weight), (weight, []))
         adapters += [p for p in layer.parameters() if p.requires_grad]

@@ -50,10 +50,7 @@ class Adafactor(Technique):
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     rescues: ClassVar[tuple[Rescue, ...]] = (
-        Rescue(
-            cost=0.02,
-            instead_of=frozenset({"eight_bit_optimizer", "optimizer_in_backward"}),
-        ),
+        Rescue(cost=0.02, instead_of=frozenset({"eight_bit_optimizer", "optimizer_in_backward"})),
     )
     by_hand: ClassVar[str] = """
 Where the optimizer is made, with a rate that is relative to each tensor's size:

@@ -38,18 +38,14 @@ OWN_BYTES = 75 * 10**6
 """Torchao and the compiler, in the process's own memory: the peak of a small GPT rose by 28 MB
 where 44 MB of moments went (the record of techniques)."""
 BLOCK = 256
+"""Elements that share a scale, in bitsandbytes' optimizers too."""
 MIN_ELEMENTS = 4096
 """Tensors below stay in full precision, as torchao and bitsandbytes have it."""
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False, "max_exp_avg_sq": False}
 """Names of the moments and whether they have a sign."""
 STATE_KEY = "flatout_low_bits"
 """Where a checkpoint keeps the moments' codes and scales alongside the plain moments: packed again,
-a
-block whose largest moment is negative would get another scale, as no code stands for -1."""
-BLOCK_SIZE = 256
-"""Elements that share a scale in bitsandbytes' optimizers."""
-MIN_8BIT = 4096
-"""bitsandbytes keeps smaller tensors in fp32 (min_8bit_size)."""
+a block whose largest moment is negative would get another scale, as no code stands for -1."""
 
 
 @final
@@ -61,10 +57,7 @@ class EightBitOptimizer(Technique):
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     rescues: ClassVar[tuple[Rescue, ...]] = (
-        Rescue(
-            cost=0.0,
-            instead_of=frozenset({"adafactor", "optimizer_in_backward"}),
-        ),
+        Rescue(cost=0.0, instead_of=frozenset({"adafactor", "optimizer_in_backward"})),
     )
     extra: ClassVar[str] = "lowbit"
     by_hand: ClassVar[str] = """
@@ -242,9 +235,9 @@ def with_states_in_bytes(stream: MemoryStream) -> MemoryStream:
 
     def size(allocation: Allocation) -> int:
         count = allocation.size // FP32_BYTES
-        if allocation.dtype not in ("float32", "") or count < MIN_8BIT:
+        if allocation.dtype not in ("float32", "") or count < MIN_ELEMENTS:
             return allocation.size
-        return count + -(-count // BLOCK_SIZE) * FP32_BYTES
+        return count + -(-count // BLOCK) * FP32_BYTES
 
     return resized(without_optimizer_temporaries(stream), Component.OPTIMIZER, size)
 

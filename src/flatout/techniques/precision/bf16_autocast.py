@@ -43,8 +43,6 @@ for two small GPTs where oneDNN was told to do with AVX-512, 4.3 and 4.4 with AV
 busy cores)."""
 MIN_CAPABILITY = (8, 0)
 """Compute capability from which NVIDIA devices multiply bf16 in hardware (Ampere)."""
-AMPERE = (8, 0)
-"""The first compute capability with bf16."""
 
 
 @final
@@ -212,7 +210,7 @@ def half_cost(stream: MemoryStream, device: PlannedDevice) -> float:
 def may_be_half(stream: MemoryStream, device: PlannedDevice) -> bool:
     """Return whether the device has bf16 and the step does not compute in half already."""
     capability = device.capability
-    return (capability is None or capability >= AMPERE) and not is_half(stream)
+    return (capability is None or capability >= MIN_CAPABILITY) and not is_half(stream)
 
 
 KOREAN = """

@@ -102,7 +102,8 @@ Step the scheduler only where the scale did not fall.
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
         """Put the call under autocast, unless the script chose a precision itself."""
         device_type = check_root(root)
-        _check_parameters(root)
+        if any(hasattr(p, "to_local") for p in root.parameters()):
+            raise NotApplicable("sharded parameters: each rank would skip steps on its own")
         self.lowered.append(weakref.ref(root))
         return autocast_fp16(call, device_type)
 
@@ -131,11 +132,6 @@ def autocast_fp16(call: Callable[..., Output], device_type: str) -> Callable[...
     import torch
 
     return autocast_to(torch.float16, call, device_type)
-
-
-def _check_parameters(root: "torch.nn.Module") -> None:
-    if any(hasattr(p, "to_local") for p in root.parameters()):
-        raise NotApplicable("sharded parameters: each rank would skip steps on its own")
 
 
 class LossScaling:

@@ -17,11 +17,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique, prior_for, process_state
-from flatout.techniques.compile.torch_compile import (
-    check_compilable,
-    compile_in_place,
-    startup_s,
-)
+from flatout.techniques.compile.torch_compile import check_compilable, compile_in_place, startup_s
 from flatout.techniques.compile.torch_compile.compile_watch import CompileWatch
 
 if TYPE_CHECKING:

@@ -196,7 +196,8 @@ def _counts_positions(module: "torch.nn.Module", name: str, buffer: "torch.Tenso
 def cast_calls(model: "torch.nn.Module") -> "torch.nn.Module":
     """Cast the fp32 inputs of a model's calls to bf16, and its bf16 outputs to fp32.
 
-    By hooks, so that evaluations and copies of the model get them too.
+    By hooks, so that evaluations and copies of the model get them too; and for its parts where the
+    script calls one itself, such as a VAE's decoder to sample.
     """
     _add_casts(model)
     return model
@@ -204,10 +205,16 @@ def cast_calls(model: "torch.nn.Module") -> "torch.nn.Module":
 
 def _add_casts(model: "torch.nn.Module") -> list[Any]:
     """Add those hooks; return their handles."""
-    return [
-        model.register_forward_pre_hook(_lower, with_kwargs=True),
-        model.register_forward_hook(_restore),
-    ]
+    inside: list[bool] = []
+    """Holds something while the model is called: its parts hand on what they are given then."""
+    handles: list[Any] = []
+    for name, module in model.named_modules():
+        if name.count(".") <= 1:  # children, and what is in their lists
+            about = inside, module is not model
+            lower = functools.partial(_lower, *about)
+            handles.append(module.register_forward_pre_hook(lower, with_kwargs=True))
+            handles.append(module.register_forward_hook(functools.partial(_restore, *about)))
+    return handles
 
 
 def _take_back(model: "weakref.ref[torch.nn.Module]", casts: Iterable[Any]) -> None:
@@ -224,8 +231,13 @@ def _take_back(model: "weakref.ref[torch.nn.Module]", casts: Iterable[Any]) -> N
                 buffer.data = buffer.data.float()
 
 
-def _lower(_: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _lower(inside: list[bool], is_part: bool, _: Any, args: Any, kwargs: Any) -> Any:  # noqa: FBT001
     import torch
+
+    if is_part and inside:
+        return None
+    if not is_part:
+        inside.append(True)
 
     def lowered(leaf: Any) -> Any:
         is_fp32 = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32
@@ -235,8 +247,12 @@ def _lower(_: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return tuple(map_leaves(value, lowered) for value in args), named
 
 
-def _restore(_: Any, _args: Any, output: Any) -> Any:
+def _restore(inside: list[bool], is_part: bool, _: Any, _args: Any, output: Any) -> Any:  # noqa: FBT001
     import torch
+
+    if is_part and inside:
+        return output
+    inside.clear()
 
     def restored(leaf: Any) -> Any:
         is_bf16 = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bfloat16

@@ -79,14 +79,3 @@ def test_a_list_that_fails_is_told(seen):
     work.wait()
 
     assert "ZeroDivisionError" in work.trouble
-
-
-def test_it_can_be_ended_while_it_waits(files, seen, monkeypatch):
-    monkeypatch.setattr(dataset_files, "STRETCH_BYTES", 1_000)
-    monkeypatch.setattr(dataset_files, "LONGEST_WAIT_S", 3_600.0)
-    monkeypatch.setattr(dataset_files, "resident_share", lambda _paths: 0.0)
-    work = WarmUp(lambda: files)
-
-    work.close()
-
-    assert len(seen) <= 1

@@ -65,7 +65,8 @@ class TorchCompile(Technique):
     moves_random_stream: ClassVar[bool] = True
     by_hand: ClassVar[str] = """
 Once the model is on its device:
-+ model.compile()
++ model.compile(mode="$mode")
+That does nothing for a class of torch.nn, as nn.Sequential: there model = torch.compile(model).
 """
     source: ClassVar[SourceForm | None] = SourceForm(
         model='$model.compile(mode="$mode")',
@@ -282,11 +283,7 @@ def check_compilable(model: "torch.nn.Module") -> None:
 
 
 def find_trouble(device_type: str) -> str | None:
-    """Return why torch.compile cannot work here, or None.
-
-    Args:
-        device_type: where the model is: the CPU needs a C++ compiler, CUDA needs Triton.
-    """
+    """Return why torch.compile cannot work here, or None: CPUs need a compiler, CUDA Triton."""
     try:
         from torch._dynamo.eval_frame import check_if_dynamo_supported
 
@@ -368,6 +365,8 @@ def _has_triton() -> bool:
 KOREAN = """
 Compile the whole model.
     모델 전체를 컴파일합니다.
+That does nothing for a class of torch.nn, as nn.Sequential: there model = torch.compile(model).
+    nn.Sequential처럼 torch.nn의 클래스라면 효과가 없으니 model = torch.compile(model)을 쓰세요.
 fused operations in forward and backward, {ratio} times faster
     순전파와 역전파의 연산을 융합해 {ratio}배 빨라집니다
 CUDA graphs need the model on a CUDA device

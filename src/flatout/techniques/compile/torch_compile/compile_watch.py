@@ -38,8 +38,7 @@ class CompileWatch(logging.Handler):
     def begin(self, versions: int = 1) -> "CompileWatch":
         """Start listening; what was compiled before does not count. Once is enough.
 
-        Args:
-            versions: Of one function that are ordinary, where what is compiled makes that many.
+        So many `versions` of one function are ordinary.
         """
         from flatout.agent.recorder import keep_compilations
 
@@ -94,11 +93,7 @@ class CompileWatch(logging.Handler):
         return f"{len(versions)} regions compiled, {again} of them again"
 
     def graphs_report(self, recorded: int | None) -> str:
-        """Return words on the CUDA graphs.
-
-        Args:
-            recorded: How many torch recorded; None where it began none.
-        """
+        """Return words on the CUDA graphs that torch recorded; None is where it began none."""
         if not recorded and (recorded is None or self.skipped):
             raise NotApplicable(
                 "torch recorded no CUDA graph and launched kernel by kernel, silently: "

@@ -107,7 +107,7 @@ In place of the training loader, for a set that fits:
         """Place the set, and ask for a loader without workers: its batches are picked."""
         check_loader(arguments)
         check_seed(arguments.get("persistent_workers"))
-        check_streams()
+        aliases.check()
         self.residents.find(arguments["dataset"], lambda: self._place(arguments["dataset"]))
         return {
             **arguments,
@@ -137,7 +137,7 @@ In place of the training loader, for a set that fits:
         resident = self.residents.known(loader.dataset)
         if resident.watch.is_changed():
             raise NotApplicable(resident.watch.trouble)
-        check_streams()
+        aliases.check()
         fetcher = getattr(batches, "_dataset_fetcher", None)
         if fetcher is None:
             raise NotApplicable("the loader has a way of its own to fetch")
@@ -215,11 +215,8 @@ def _give_back(loader: Any) -> None:
 def picking(resident: Resident, own: Any, *, looks: bool) -> Any:
     """Return a way to fetch that picks rows as long as the data set is what it was.
 
-    Args:
-        resident: the set.
-        own: how the loader fetches on its own.
-        looks: whether a change shows in the next batch, as it does without workers, and not only
-            in the next epoch.
+    `looks` says whether a change shows in the next batch, as it does without workers, and not only
+    in the next epoch.
     """
     picked = copy(resident)  # its own way to the tensors: they may be given up before it ends
 
@@ -296,12 +293,6 @@ def check_seed(persistent_workers: Any) -> None:
             "the script's persistent workers draw one seed for all epochs from the random stream, "
             "a loader without workers one for each"
         )
-
-
-def check_streams() -> None:
-    """Make sure that whoever uses a batch waits for what picks it."""
-    if aliases.reason():
-        raise NotApplicable(aliases.reason())
 
 
 def arguments_of(loader: Any) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@
 behind a sample: seen by watching what is opened, then read off the data set.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -164,10 +165,8 @@ class WarmUp:
     """A thread that brings files into the page cache.
 
     It asks the kernel for one stretch of files after the other and waits until the last of it has
-    come: what workers read meanwhile does not queue behind the whole set.
-
-    Args:
-        list_files: Called in the thread: names may be many.
+    come: what workers read meanwhile does not queue behind the whole set. The files
+    are listed in the thread: names may be many.
     """
 
     def __init__(self, list_files: Callable[[], Iterable[Path]]) -> None:
@@ -176,14 +175,8 @@ class WarmUp:
         """Of the files that were asked for so far."""
         self.trouble = ""
         """Why nothing is asked for; empty if nothing is in the way."""
-        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="flatout-warm-up", daemon=True)
         self._thread.start()
-
-    def close(self) -> None:
-        """Ask for no more files."""
-        self._is_over.set()
-        self._thread.join()
 
     def wait(self) -> None:
         """Wait until all files were asked for."""
@@ -207,19 +200,13 @@ class WarmUp:
     def _sizes(self) -> dict[Path, int]:
         sizes = {}
         for path in self.list_files():
-            if self._is_over.is_set():
-                return {}
-            try:
+            with contextlib.suppress(OSError):  # whoever needs it will say so
                 sizes[path] = path.stat().st_size
-            except OSError:
-                continue  # whoever needs it will say so
         return sizes
 
     def _ask(self, sizes: dict[Path, int]) -> None:
         stretch = 0
         for path, size in sizes.items():
-            if self._is_over.is_set():
-                return
             if not advise(str(path)):
                 continue
             self.asked_bytes += size
@@ -231,7 +218,7 @@ class WarmUp:
     def _await(self, path: Path) -> None:
         """Wait until a file is in memory, as far as that can be told."""
         until = time.monotonic() + LONGEST_WAIT_S
-        while not self._is_over.is_set() and time.monotonic() < until:
+        while time.monotonic() < until:
             share = resident_share([path])
             if share is None or share >= THERE:
                 return

@@ -287,7 +287,7 @@ def _is_table(logits: Any, target: Any, min_bytes: int) -> bool:
         return False
     if type(logits) not in (torch.Tensor, torch.nn.Parameter) or not torch.is_grad_enabled():
         return False
-    if logits.dim() != 2 or target.shape != logits.shape[:1] or target.is_floating_point():
+    if logits.dim() != 2 or target.shape != logits.shape[:1] or target.dtype != torch.int64:
         return False
     is_float = logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
     size = logits.numel() * logits.element_size()
