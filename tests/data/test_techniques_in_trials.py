@@ -10,6 +10,7 @@ import pytest
 
 from flatout.agent.guard.record import read_record
 from flatout.guard.judge import judge
+from flatout.guard.obstacles import Trials
 from flatout.records.messages import code_of, messages
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
@@ -87,7 +88,7 @@ def test_the_guard_finds_the_same_training_bit_by_bit(arguments, name, tmp_path)
         paths.append(trial.guard_path)
     baseline, candidate = (read_record(Path(path)) for path in paths)
 
-    check = judge(baseline, candidate, calibration=None, repeat=None, promise=Numerics.EXACT)
+    check = judge(Trials(baseline=baseline, candidate=candidate, promise=Numerics.EXACT))
 
     assert check.passed, check.why
     assert not any(check.worst.values()), check.why

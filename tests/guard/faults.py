@@ -21,7 +21,7 @@ class Fault:
     """One fault on top of a baseline's setting."""
 
     change: dict[str, Any]
-    seen_by: frozenset[str]
+    seen_by: set[str]
     """Checks of which at least one must fire."""
     baseline: Setting = PLAIN
     cases: tuple[str, ...] = ("mlp", "conv", "gpt", "lstm")
@@ -131,93 +131,73 @@ def checkpoint_all(model: nn.Module) -> None:
     model.forward = lambda x: checkpoint(inner, x, use_reentrant=False)  # type: ignore[method-assign]
 
 
-def seen_by(*checks: str) -> frozenset[str]:
-    return frozenset(checks)
-
-
 FAULTS = {
-    "frozen layer": Fault(change={"prepare": freeze_first}, seen_by=seen_by("tensors")),
+    "frozen layer": Fault(change={"prepare": freeze_first}, seen_by={"tensors"}),
     "gradient of one tensor lost": Fault(
-        change={"prepare": zero_last_in_backward}, seen_by=seen_by("gradient")
+        change={"prepare": zero_last_in_backward}, seen_by={"gradient"}
     ),
     "gradient of one tensor times 1.5": Fault(
-        change={"prepare": scale_last_in_backward}, seen_by=seen_by("gradient")
+        change={"prepare": scale_last_in_backward}, seen_by={"gradient"}
     ),
     "gradient of one tensor times 1.5 after backward": Fault(
-        change={"after_backward": scale_last_after_backward}, seen_by=seen_by("clipped_gradient")
+        change={"after_backward": scale_last_after_backward}, seen_by={"clipped_gradient"}
     ),
     "accumulation without division": Fault(
-        baseline=ACCUMULATED, change={"divide": False}, seen_by=seen_by("gradient")
+        baseline=ACCUMULATED, change={"divide": False}, seen_by={"gradient"}
     ),
-    "labels shuffled in the loader": Fault(
-        change={"load": swap_labels}, seen_by=seen_by("samples")
-    ),
-    "labels shuffled behind the loader": Fault(
-        change={"feed": swap_labels}, seen_by=seen_by("gradient")
-    ),
-    "half a batch twice in the loader": Fault(
-        change={"load": repeat_half}, seen_by=seen_by("samples")
-    ),
+    "labels shuffled in the loader": Fault(change={"load": swap_labels}, seen_by={"samples"}),
+    "labels shuffled behind the loader": Fault(change={"feed": swap_labels}, seen_by={"gradient"}),
+    "half a batch twice in the loader": Fault(change={"load": repeat_half}, seen_by={"samples"}),
     "half a batch twice behind the loader": Fault(
-        change={"feed": repeat_half}, seen_by=seen_by("samples", "gradient")
+        change={"feed": repeat_half}, seen_by={"samples", "gradient"}
     ),
-    "one sample twice": Fault(change={"load": repeat_one}, seen_by=seen_by("samples")),
+    "one sample twice": Fault(change={"load": repeat_one}, seen_by={"samples"}),
     "same batch every step": Fault(
-        change={"feed": SameBatch()}, seen_by=seen_by("samples", "second_gradient")
+        change={"feed": SameBatch()}, seen_by={"samples", "second_gradient"}
     ),
     "clipping before unscaling": Fault(
-        baseline=SCALED, change={"unscale": False}, seen_by=seen_by("clipped_gradient")
+        baseline=SCALED, change={"unscale": False}, seen_by={"clipped_gradient"}
     ),
-    "clipping dropped": Fault(
-        baseline=CLIPPED, change={"clip": 0.0}, seen_by=seen_by("clipped_gradient")
-    ),
+    "clipping dropped": Fault(baseline=CLIPPED, change={"clip": 0.0}, seen_by={"clipped_gradient"}),
     "learning rate twice": Fault(
-        change={"optimizer": (("lr", 2e-3),)}, seen_by=seen_by("settings", "update")
+        change={"optimizer": (("lr", 2e-3),)}, seen_by={"settings", "update"}
     ),
     "learning rate 1 % more": Fault(
-        change={"optimizer": (("lr", 1.01e-3),)}, seen_by=seen_by("settings", "update")
+        change={"optimizer": (("lr", 1.01e-3),)}, seen_by={"settings", "update"}
     ),
     "weight decay dropped": Fault(
-        change={"optimizer": (("weight_decay", 0.0),)}, seen_by=seen_by("settings", "update")
+        change={"optimizer": (("weight_decay", 0.0),)}, seen_by={"settings", "update"}
     ),
-    "other epsilon": Fault(
-        change={"optimizer": (("eps", 1e-4),)}, seen_by=seen_by("settings", "update")
-    ),
+    "other epsilon": Fault(change={"optimizer": (("eps", 1e-4),)}, seen_by={"settings", "update"}),
     "other beta2": Fault(
-        change={"optimizer": (("betas", (0.9, 0.99)),)}, seen_by=seen_by("settings", "update")
+        change={"optimizer": (("betas", (0.9, 0.99)),)}, seen_by={"settings", "update"}
     ),
     "Adam for AdamW": Fault(
         change={"kind": torch.optim.Adam, "optimizer": (("weight_decay", 0.01),)},
-        seen_by=seen_by("settings", "update"),
+        seen_by={"settings", "update"},
     ),
     "zero_grad forgotten": Fault(
-        change={"zero_grad": False}, seen_by=seen_by("second_gradient", "tensors")
+        change={"zero_grad": False}, seen_by={"second_gradient", "tensors"}
     ),
     "stale parameter in the optimizer": Fault(
-        change={"replace": replace_last_parameter}, seen_by=seen_by("tensors", "update")
+        change={"replace": replace_last_parameter}, seen_by={"tensors", "update"}
     ),
     "BatchNorm in eval mode": Fault(
         change={"at_forward": norms_to_eval},
-        seen_by=seen_by("structure", "gradient", "buffers"),
+        seen_by={"structure", "gradient", "buffers"},
         cases=("conv",),
     ),
     "checkpointing over BatchNorm": Fault(
-        change={"prepare": checkpoint_all}, seen_by=seen_by("buffers"), cases=("conv",)
+        change={"prepare": checkpoint_all}, seen_by={"buffers"}, cases=("conv",)
     ),
     "eval mode from step 6 on": Fault(
-        change={"at_forward": LaterEval()},
-        seen_by=seen_by("structure"),
-        cases=("mlp", "gpt"),
-        steps=20,
+        change={"at_forward": LaterEval()}, seen_by={"structure"}, cases=("mlp", "gpt"), steps=20
     ),
     "BatchNorm's averages rest after step 1": Fault(
-        change={"after_backward": RestingNorms()},
-        seen_by=seen_by("buffers"),
-        cases=("conv",),
-        steps=20,
+        change={"after_backward": RestingNorms()}, seen_by={"buffers"}, cases=("conv",), steps=20
     ),
     "accumulation over BatchNorm": Fault(
-        change={"accumulate": 2}, seen_by=seen_by("gradient", "buffers"), cases=("conv",)
+        change={"accumulate": 2}, seen_by={"gradient", "buffers"}, cases=("conv",)
     ),
 }
 UPDATE_FAULTS = (

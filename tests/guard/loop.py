@@ -133,8 +133,6 @@ class Case:
     model: Callable[[], nn.Module]
     batch: Callable[[int], Batch]
     loss: Callable[[Tensor, Tensor], Tensor]
-    last: str
-    """Name of a weight near the output."""
 
 
 def train(
@@ -336,13 +334,8 @@ def token_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 CASES: Mapping[str, Case] = {
-    "mlp": Case(model=mlp, batch=vectors, loss=F.cross_entropy, last="5.weight"),
-    "conv": Case(model=conv_net, batch=images, loss=F.cross_entropy, last="8.weight"),
-    "gpt": Case(
-        model=GPT,
-        batch=functools.partial(tokens, vocabulary=64),
-        loss=token_loss,
-        last="head.weight",
-    ),
-    "lstm": Case(model=LSTM, batch=tokens, loss=token_loss, last="head.weight"),
+    "mlp": Case(model=mlp, batch=vectors, loss=F.cross_entropy),
+    "conv": Case(model=conv_net, batch=images, loss=F.cross_entropy),
+    "gpt": Case(model=GPT, batch=functools.partial(tokens, vocabulary=64), loss=token_loss),
+    "lstm": Case(model=LSTM, batch=tokens, loss=token_loss),
 }

@@ -6,10 +6,12 @@ import tempfile
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flatout.agent.guard.pinning import drop_autocast
 from flatout.agent.guard.record import GuardRecord
 from flatout.guard.judge import judge
+from flatout.guard.obstacles import Trials
 from flatout.records.ablation import LossCheck
 from flatout.records.technique import Numerics
 from tests.guard.loop import CASES, Case, Setting, train
@@ -44,18 +46,10 @@ class Base:
         finally:
             undo()
 
-    def check(
-        self, candidate: GuardRecord, promise: Numerics, *, changes_threads: bool = False
-    ) -> LossCheck:
-        """Judge a candidate."""
-        return judge(
-            self.record,
-            candidate,
-            calibration=self.calibration,
-            repeat=self.repeat,
-            promise=promise,
-            changes_threads=changes_threads,
-        )
+    def check(self, candidate: GuardRecord, promise: Numerics, **others: Any) -> LossCheck:
+        """Judge a candidate; `others` are the fields of `Trials` that are not these runs'."""
+        records = {"baseline": self.record, "calibration": self.calibration, "repeat": self.repeat}
+        return judge(Trials(**records | {"candidate": candidate, "promise": promise} | others))
 
 
 @functools.cache

@@ -93,10 +93,7 @@ def test_channels_last_stays_within_rounding() -> None:
 @pytest.mark.parametrize("case", ALL)
 @pytest.mark.parametrize(
     "setting",
-    [
-        pytest.param(BF16, id="alone"),
-        pytest.param(replace(BF16, optimizer=FUSED), id="fused"),
-    ],
+    [pytest.param(BF16, id="alone"), pytest.param(replace(BF16, optimizer=FUSED), id="fused")],
 )
 def test_bf16_autocast_stays_within_precision(case: str, setting: Setting) -> None:
     runs = base(case)
@@ -164,7 +161,7 @@ def dropping_mlp() -> nn.Module:
     return loop.Net(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10))
 
 
-DROPPING = Case(model=dropping_mlp, batch=loop.vectors, loss=F.cross_entropy, last="3.weight")
+DROPPING = Case(model=dropping_mlp, batch=loop.vectors, loss=F.cross_entropy)
 
 
 @compiles
@@ -220,7 +217,7 @@ def gate_batch(step: int) -> Batch:
     return x, torch.rand(8, 8, 9, 10, generator=loop.generator(step + 500))
 
 
-GATE = Case(model=Gate, batch=gate_batch, loss=F.mse_loss, last="conv.weight")
+GATE = Case(model=Gate, batch=gate_batch, loss=F.mse_loss)
 
 
 def gradient_error_of_compile(case: Case) -> float:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from flatout.agent.guard.record import GuardRecord, Sketches
-from flatout.guard.judge import judge
 from flatout.guard.limits import COLUMNS, GRADIENT_CEILING
 from flatout.records.ablation import LossCheck
 from flatout.records.technique import Numerics
@@ -210,13 +209,7 @@ def test_where_the_device_rounds_to_tf32_another_algorithm_may_be_as_far_off_as_
     on_fp32 = fired(runs, as_tf32, Numerics.ROUNDING)
 
     def on_tf32(candidate: GuardRecord) -> LossCheck:
-        return judge(
-            replace(runs.record, tf32=True),
-            candidate,
-            calibration=runs.calibration,
-            repeat=runs.repeat,
-            promise=Numerics.ROUNDING,
-        )
+        return runs.check(candidate, Numerics.ROUNDING, baseline=replace(runs.record, tf32=True))
 
     assert on_fp32 & {"gradient", "clipped_gradient"}
     assert on_tf32(as_tf32).passed
@@ -240,13 +233,7 @@ def test_no_tensor_is_taken_to_repeat_better_than_half_of_them_do() -> None:
         return replace(record, gradients=tuple(sets))
 
     def check(candidate: GuardRecord) -> LossCheck:
-        return judge(
-            runs.record,
-            candidate,
-            calibration=None,
-            repeat=noisy(0),
-            promise=Numerics.EXACT,
-        )
+        return runs.check(candidate, Numerics.EXACT, calibration=None, repeat=noisy(0))
 
     assert check(noisy(1)).passed
     assert check(noisy(1, 1e-4)).status == "rejected"

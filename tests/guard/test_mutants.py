@@ -8,8 +8,6 @@ import pytest
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from flatout.agent.guard.record import GuardRecord
-from flatout.guard.judge import judge, judge_trials
-from flatout.guard.obstacles import Trials
 from flatout.records.technique import Numerics
 from tests.guard.faults import FAULTS, UPDATE_FAULTS
 from tests.guard.loop import Setting
@@ -42,17 +40,8 @@ def test_a_fault_is_rejected_by_limits_that_this_training_widened(name: str, cas
     fault = FAULTS[name]
     runs = base(case, fault.baseline)
 
-    check = judge_trials(
-        Trials(
-            baseline=runs.record,
-            candidate=runs.run(fault.setting),
-            calibration=runs.calibration,
-            repeat=runs.repeat,
-            promise=Numerics.ROUNDING,
-            changes_threads=False,
-            nudged=nudged(case, fault.baseline),
-        )
-    )
+    widened = nudged(case, fault.baseline)
+    check = runs.check(runs.run(fault.setting), Numerics.ROUNDING, nudged=widened)
 
     assert check.status == "rejected", check
 
@@ -96,15 +85,10 @@ def test_on_a_gpu_a_training_is_never_told_from_itself(case: str) -> None:
 @pytest.mark.parametrize("name", UPDATE_FAULTS)
 def test_the_shadow_step_sees_a_faulty_optimizer_without_its_settings(name: str, case: str) -> None:
     runs = base(case)
-    candidate = runs.run(FAULTS[name].setting)
+    candidate = replace(runs.run(FAULTS[name].setting), optimizers=())
+    baseline = replace(runs.record, optimizers=())
 
-    check = judge(
-        replace(runs.record, optimizers=()),
-        replace(candidate, optimizers=()),
-        calibration=runs.calibration,
-        repeat=None,
-        promise=Numerics.PRECISION,
-    )
+    check = runs.check(candidate, Numerics.PRECISION, baseline=baseline, repeat=None)
 
     assert check.status == "rejected", check
     assert check.worst["update"] > 1
@@ -157,13 +141,7 @@ def test_a_rate_that_follows_the_loss_may_fall_at_another_step() -> None:
     with rate_halved_at(17):
         calibration = runs.run(replace(PLAIN, autocast=True))
 
-    check = judge(
-        runs.record,
-        candidate,
-        calibration=calibration,
-        repeat=runs.repeat,
-        promise=Numerics.PRECISION,
-    )
+    check = runs.check(candidate, Numerics.PRECISION, calibration=calibration)
 
     assert check.status == "within", check
 
@@ -175,16 +153,10 @@ def test_a_buffer_that_rests_by_what_was_computed_may_rest_otherwise() -> None:
     rests = {"buffer widest": "stays as the first step left it"}
 
     def judged(calibrated: dict[str, str], repeated: dict[str, str]) -> str:
-        calibration, repeat = runs.calibration, runs.repeat or runs.record
-        assert calibration is not None
-        check = judge(
-            baseline,
-            replace(repeat, later=rests),
-            calibration=replace(calibration, later=calibrated),
-            repeat=replace(repeat, later=repeated),
-            promise=Numerics.PRECISION,
-        )
-        return check.status
+        calibration = replace(runs.calibration, later=calibrated)
+        repeat = replace(runs.repeat, later=repeated)
+        others = {"baseline": baseline, "calibration": calibration, "repeat": repeat}
+        return runs.check(replace(repeat, later=rests), Numerics.PRECISION, **others).status
 
     # A running extreme follows the rounding, and the untouched script in bf16 shows that.
     assert judged(rests, known) == judged(known, rests) == "same"

@@ -11,6 +11,7 @@ from torch import nn
 from flatout.agent.guard.record import find_records
 from flatout.agent.guard.recorder import GuardRecorder
 from flatout.guard.judge import judge
+from flatout.guard.obstacles import Trials
 from flatout.records.technique import Numerics
 from tests.guard import loop
 from tests.guard.loop import FakeSession
@@ -58,7 +59,7 @@ def test_ranks_that_hold_different_parameters_are_compared_each_with_itself(both
 
     pairs = list(zip(find_records(baseline), find_records(candidate), strict=True))
     checks = [
-        judge(own, other, calibration=None, repeat=other, promise=Numerics.EXACT)
+        judge(Trials(baseline=own, candidate=other, repeat=other, promise=Numerics.EXACT))
         for own, other in pairs
     ]
 

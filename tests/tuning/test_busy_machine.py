@@ -133,12 +133,7 @@ class Slow(Shared):
 def tuned_slowly(world, folder, budget_s=130.0):
     names = ("bf16_autocast", "fused_optimizer")
     return run(
-        world,
-        folder,
-        only=names,
-        budget_s=budget_s,
-        clock=lambda: world.now,
-        wait=world.wait,
+        world, folder, only=names, budget_s=budget_s, clock=lambda: world.now, wait=world.wait
     )
 
 

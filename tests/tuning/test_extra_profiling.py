@@ -18,11 +18,11 @@ from flatout.techniques.data.worker_threads import WorkerThreads
 from flatout.tuning import trials
 from flatout.tuning.extra_profiling import MOST_SHARE, Looks, look_closer, wanted_probes
 from flatout.tuning.ranking import Search
-from flatout.tuning.trial_runner import TrialRunner
 from flatout.tuning.trials import run_trial
 from flatout.workflow.tune import TuneOptions, tune
 from tests.support.results import kernel, traced
 from tests.techniques.facts import gpu, machine, model, profile, starved
+from tests.tuning.test_trial_runner import lab_of
 
 STORY = MemoryStory(peak_bytes=0, peak_phase="", by_phase={}, by_module={}, fragmentation_share=0.3)
 SEEN = Looks(
@@ -51,11 +51,7 @@ def test_a_profile_with_kernels_of_its_own_keeps_them():
 
 @pytest.mark.parametrize(
     ("technique", "lost"),
-    [
-        ("empty_cache_steps", "memory"),
-        ("bf16_autocast", "trace"),
-        ("loader_workers", "journey"),
-    ],
+    [("empty_cache_steps", "memory"), ("bf16_autocast", "trace"), ("loader_workers", "journey")],
 )
 def test_what_a_technique_changes_is_not_taken_from_the_unchanged_script(technique, lost):
     found = SEEN.added_to(profile(kind="cuda"), (technique,))
@@ -96,13 +92,7 @@ class Counting:
 @pytest.mark.parametrize(("wall_s", "runs"), [(4.9, 1), (5.1, 0)])
 def test_the_look_takes_a_small_part_of_the_time_or_is_left_out(tmp_path, wall_s, runs):
     runner = Counting()
-    lab = TrialRunner(
-        workload=Workload(target="train.py", folder=tmp_path),
-        machine=machine(),
-        out=tmp_path,
-        limit_s=60.0,
-        runner=runner,
-    )
+    lab = lab_of(tmp_path, runner)
     steps = profile(kind="cuda")
     first = Trial(recipe=Recipe(), outcome=Outcome.OK, profile=steps, wall_s=wall_s)
 
@@ -241,12 +231,7 @@ for batch in DataLoader(Samples(), batch_size=2, num_workers=1):
 @pytest.mark.slow
 def test_techniques_that_read_the_journey_know_it_in_a_tuning(tmp_path):
     (tmp_path / "train.py").write_text(WAITS)
-    lab = TrialRunner(
-        workload=Workload(target="train.py", folder=tmp_path, python=sys.executable),
-        machine=machine(),
-        out=tmp_path,
-        limit_s=60.0,
-    )
+    lab = lab_of(tmp_path)
     first = lab.time(Recipe())
     assert first.outcome is Outcome.OK, first.traceback
 
@@ -269,13 +254,7 @@ def test_techniques_that_read_the_journey_know_it_in_a_tuning(tmp_path):
 def test_a_cpu_whose_time_goes_into_products_is_promised_little_by_the_compiler(tmp_path):
     script = READS.replace("64, 64", "1024, 1024").replace("512, 64", "512, 1024")
     (tmp_path / "train.py").write_text(script.replace("Linear(64, 1)", "Linear(1024, 1)"))
-    lab = TrialRunner(
-        workload=Workload(target="train.py", folder=tmp_path, python=sys.executable),
-        machine=machine(),
-        out=tmp_path / "out",
-        limit_s=60.0,
-    )
-    lab.out.mkdir()
+    lab = lab_of(tmp_path)
     first = lab.time(Recipe())
     assert first.outcome is Outcome.OK, first.traceback
 

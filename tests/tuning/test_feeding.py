@@ -5,12 +5,12 @@ import pytest
 from flatout.records.ablation import Feeding
 from flatout.records.messages import ENGLISH, messages
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.trial import Outcome, Trial, Workload
+from flatout.records.trial import Outcome, Trial
 from flatout.reporting.tuning.verdict import fed
 from flatout.tuning.feeding import Costs, feeding_of, find_costs, note_prepared
-from flatout.tuning.trial_runner import TrialRunner
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import loader, machine, pipeline, profile
+from tests.tuning.test_trial_runner import lab_of
 
 
 def final(**changes):
@@ -92,13 +92,7 @@ class Threaded:
 
 
 def costs(runner, folder, *, workers=0, **of_profile):
-    lab = TrialRunner(
-        workload=Workload(target="train.py", folder=folder),
-        machine=machine(usable_cores=2),
-        out=folder,
-        limit_s=60.0,
-        runner=runner,
-    )
+    lab = lab_of(folder, runner, usable_cores=2)
     phases = {"forward": 40.0, "backward": 20.0, "data_wait": 3.0}
     loaders = (replace(loader(), num_workers=workers),)
     seen = profile(phases_ms=phases, loaders=loaders, **of_profile)

@@ -129,7 +129,7 @@ def test_a_weaker_promise_than_the_user_allows_is_no_way_out(ceiling, passes):
 
 def test_a_technique_is_held_to_its_weaker_promise_in_every_later_recipe():
     checker = Graded(Numerics.PRECISION, LOOSE)
-    checker.note_weaker("cpu_allocator", "rounding")
+    checker._weaker = {"cpu_allocator": Numerics.ROUNDING}
 
     check = checker._compare(recipe_of("cpu_allocator", "ram_cache"), ())
 
@@ -163,3 +163,28 @@ def test_the_compiler_is_set_for_random_numbers_only_where_some_are_drawn(ranks,
     checker._trial(Recipe(), "candidate-1")
 
     assert asked[0]["draws"] is draws
+
+
+class Amplified(GuardChecker):
+    """Finds nothing within the limits of rounding but what moved last digits explain."""
+
+    def _judged(self, promise, *_args, nudged=(), **_known):
+        is_inside = promise is Numerics.PRECISION or nudged
+        return LossCheck(status="within" if is_inside else "rejected")
+
+
+def test_how_far_rounding_carries_is_asked_once_for_all_recipes(monkeypatch):
+    monkeypatch.setattr("flatout.tuning.guard_checker._records", lambda _trial: (seen,))
+    seen, asked = SimpleNamespace(low_precision=False, draws=False), []
+
+    def guard(recipe, name, spec, steps):
+        asked.append((name, spec.get("nudges")))
+        return Trial(recipe=recipe, outcome=Outcome.OK)
+
+    checker = Amplified(lab=SimpleNamespace(guard=guard), tell=lambda _: None)
+    checker._baseline = checker._calibration = (seen,)
+
+    checks = [checker._compare_as(Numerics.ROUNDING, recipe_of(one), ()) for one in FIVE[:2]]
+
+    assert [check.passed for check in checks] == [True, True]
+    assert asked == [("nudged", True)]

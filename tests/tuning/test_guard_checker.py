@@ -36,7 +36,7 @@ def with_reference(target, *arguments):
 def referee_for(tmp_path, target, *arguments):
     """Return a referee that has judged nothing yet."""
     referee = with_reference(target, *arguments)
-    return replace(referee, lab=replace(referee.lab, out=tmp_path))
+    return replace(referee, lab=replace(referee.lab, out=tmp_path), _verdicts={})
 
 
 def recipe_of(name, **settings):
@@ -167,13 +167,7 @@ def test_recipe_under_which_dropout_is_gone_is_rejected(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "measured",
-    [
-        [None],
-        [{"0": None}],
-        [{"0": 0.3}, None],
-        [{"0": 0.3}, {"0": None}],
-    ],
+    "measured", [[None], [{"0": None}], [{"0": 0.3}, None], [{"0": 0.3}, {"0": None}]]
 )
 def test_a_recipe_whose_dropout_could_not_be_looked_at_is_not_kept(tmp_path, monkeypatch, measured):
     referee = referee_for(tmp_path, "functional_dropout.py")
@@ -190,7 +184,7 @@ def test_a_recipe_whose_dropout_could_not_be_looked_at_is_not_kept(tmp_path, mon
 
 def test_a_rank_that_left_no_record_is_never_passed_over(tmp_path, monkeypatch):
     """The baseline ran in two processes, and its repeat recorded only one of them."""
-    monkeypatch.setattr(refereeing, "judge_trials", lambda _: LossCheck(status="same"))
+    monkeypatch.setattr(refereeing, "judge", lambda _: LossCheck(status="same"))
     referee = referee_for(tmp_path, "plain_loop.py")
     referee._calibration = ()
     record = object()

@@ -11,7 +11,6 @@ from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome, Trial, Workload
 from flatout.tuning.experiments import Experiment, key_of
 from flatout.tuning.pair_hosts import HostTask, PairHosts, play_task
-from flatout.tuning.trials import TrialOptions
 from tests.workflow.test_tune import WORKLOAD, World, profile, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
@@ -261,31 +260,6 @@ def test_a_tuning_that_goes_on_replays_the_pairs_of_other_hosts(tmp_path, has_ho
     more = len(played_pairs(tmp_path)) - before
     assert (more > 0) == has_hosts
     assert any(note.startswith("measured on 2 hosts") for note in ablation.notes)
-
-
-@pytest.mark.chaos
-def test_a_trial_that_met_one_of_another_host_is_run_again_without_the_hosts(tmp_path):
-    host = Elsewhere("other", World({"bf16_autocast": 0.6}))
-    world = World({"bf16_autocast": 0.6})
-    met = []
-
-    def here(workload, recipe, machine, options):
-        if not met:
-            met.append(recipe)
-            details = {"why": "unrecorded"}
-            return Trial(recipe=recipe, outcome=Outcome.CRASH, message="busy", details=details)
-        return world(workload, recipe, machine, options)
-
-    hosts = warm(host)
-    hosts.next_pair(asked_for(BF16))
-
-    trial = hosts.alone_where_needed(here)(WORKLOAD, BF16, None, TrialOptions())
-
-    assert met == [BF16]
-    assert trial.outcome is Outcome.OK
-    assert host.cancelled == 1
-    assert hosts.hosts == []
-    assert hosts.next_pair(asked_for(BF16)) == ()
 
 
 def pair(world, *, starts_with_base=True):

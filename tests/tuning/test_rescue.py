@@ -13,7 +13,7 @@ from flatout.records.technique import Numerics
 from flatout.records.trial import Applied, Outcome, Trial, Workload
 from flatout.reporting.terminal import render_ablation
 from flatout.tuning.ranking import Search
-from flatout.tuning.rescue import RescuedBaseline, make_it_run, rungs_for
+from flatout.tuning.rescue import RescueLadder, make_it_run, rungs_for
 from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.tune import TuneOptions, tune
 from tests.paths import ROOT
@@ -71,7 +71,7 @@ def test_techniques_are_added_until_it_runs_and_those_it_runs_without_are_taken_
 
     assert rescue.recipe.names == ("optimizer_in_backward", "activation_checkpointing")
     assert lab.seen[0] == ("chunked_cross_entropy",)
-    verdicts = {row.choice.technique: row.verdict for row in rescue.rows()}
+    verdicts = {row.choice.technique: row.verdict for row in rescue.rows}
     assert verdicts == {
         "chunked_cross_entropy": Verdict.FAILED,
         "optimizer_in_backward": Verdict.KEPT,
@@ -85,8 +85,7 @@ def test_a_technique_that_cannot_act_is_not_carried_along():
     rescue = rescue_of(lab)
 
     assert rescue.recipe.names == ("activation_checkpointing",)
-    assert rescue.refused == {"optimizer_in_backward": "no such thing"}
-    row = next(r for r in rescue.rows() if r.choice.technique == "optimizer_in_backward")
+    row = next(r for r in rescue.rows if r.choice.technique == "optimizer_in_backward")
     assert (row.verdict, row.why) == (Verdict.NOT_APPLICABLE, "no such thing")
     assert all("optimizer_in_backward" not in names for names in lab.seen[2:])
 
@@ -151,12 +150,7 @@ def test_one_optimizer_of_few_bits_takes_the_place_of_the_other():
 def test_a_technique_that_cannot_act_takes_nothing_s_place():
     lab = FakeLab({"no such technique"}, refused=("offloaded_optimizer",))
     runner = Answered(lab, machine())
-    rescue = RescuedBaseline(
-        history=runner.history,
-        tell=lambda _: None,
-        may_go_on=lambda: True,
-        first=Trial(recipe=Recipe(), outcome=Outcome.OOM),
-    )
+    rescue = RescueLadder(history=runner.history, tell=lambda _: None, may_go_on=lambda: True)
 
     runner.drive(rescue.climb(iter(map(rung, ("optimizer_in_backward", "offloaded_optimizer")))))
 

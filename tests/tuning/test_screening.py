@@ -434,7 +434,7 @@ def test_a_race_that_decided_nothing_has_a_row_with_all_that_ran_in_it(tmp_path,
 
 def test_why_a_race_decided_nothing_is_said_of_each_that_ran_in_no_later_one():
     failed = Trial(recipe=None, outcome=Outcome.CRASH, message="no kernel")
-    unplayed = Match(decision=Decision.UNDECIDED, comparison=None, base=None, candidate=None)
+    unplayed = Match()
 
     first = _left_open({}, ("one", "two"), replace(unplayed, failure=failed))
     second = _left_open(first, ("one",), replace(unplayed, decision=Decision.NO_EFFECT))

@@ -6,7 +6,7 @@ import pytest
 
 from flatout.records.trial import Workload
 from flatout.tuning import script_files
-from flatout.tuning.script_files import MAX_BYTES, digests_of
+from flatout.tuning.script_files import MAX_BYTES, digests_of, find_script, script_folder
 
 
 @pytest.fixture
@@ -85,6 +85,30 @@ def test_of_a_launcher_it_is_the_script_that_counts(folder):
     arguments = ("--nproc-per-node", "2", "train.py", "--lr", "0.1")
 
     assert files_of(folder, "-m torch.distributed.run", *arguments) == {"train.py", "model.py"}
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "place"),
+    [
+        ("scripts/train.py", (), "scripts"),
+        ("-m torch.distributed.run", ("scripts/train.py",), "scripts"),
+        ("-m scripts.train", (), "scripts"),
+        ("gone.py", (), "."),
+    ],
+)
+def test_lines_are_named_from_the_folder_of_the_script(folder, target, arguments, place):
+    written(folder, scripts__train="import torch")
+    workload = Workload(target=target, arguments=arguments, folder=folder)
+
+    assert script_folder(workload) == folder / place
+
+
+def test_of_two_modules_of_one_name_the_first_on_python_s_path_runs(folder, tmp_path, monkeypatch):
+    written(folder, train="import torch")
+    written(tmp_path / "src", train="import torch")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "src")])
+
+    assert find_script(Workload(target="-m train", folder=folder)) == folder / "train.py"
 
 
 def test_a_task_is_made_of_its_file(folder):

@@ -1,5 +1,7 @@
 """What a lab asks of its trials."""
 
+import sys
+
 from flatout.analysis.profile import summarise
 from flatout.records.ablation import LossCheck
 from flatout.records.recipe import Choice, Recipe
@@ -7,15 +9,17 @@ from flatout.records.trial import Outcome, Trial, Workload
 from flatout.tuning.experiments import Judgement, Record, key_of, record_from_json
 from flatout.tuning.guard_checker import GuardChecker
 from flatout.tuning.trial_runner import TrialRunner
+from flatout.tuning.trials import run_trial
 from tests.analysis.test_profile import launch_bound
 from tests.support.results import result
 from tests.techniques.facts import gpu, machine
 
 
-def lab_of(folder, runner):
+def lab_of(folder, runner=run_trial, **facts):
+    """Return what runs the script of a folder, on a machine with these facts."""
     return TrialRunner(
-        workload=Workload(target="train.py", folder=folder),
-        machine=machine(),
+        workload=Workload(target="train.py", folder=folder, python=sys.executable),
+        machine=machine(**facts),
         out=folder,
         limit_s=60.0,
         runner=runner,

@@ -31,8 +31,7 @@ from tests.techniques.facts import machine
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command",
-    ["plain_loop.py", "gan.py", "accumulation.py", "grad_scaler.py", "own_batches.py"],
+    "command", ["plain_loop.py", "gan.py", "accumulation.py", "grad_scaler.py", "own_batches.py"]
 )
 def test_phases_add_up_to_the_step(command):
     profile = profile_of(command)

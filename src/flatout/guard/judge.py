@@ -1,8 +1,9 @@
 """The judge: decides from the records of guard trials whether a recipe trains the same thing."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from flatout.agent.guard.record import AT_STEP, BEFORE_CLIP, UPDATE, GuardRecord
 from flatout.guard.differences import (
@@ -27,9 +28,10 @@ from flatout.guard.limits import (
     TURNED_FACTOR,
     UNSTEADY_COLUMN,
     UPDATE_LIMIT,
+    Limit,
     PromiseLimits,
 )
-from flatout.guard.mismatches import Mismatch, mismatches
+from flatout.guard.mismatches import Reading, mismatches
 from flatout.guard.obstacles import Trials, find_missing, find_obstacle
 from flatout.records.ablation import LossCheck
 from flatout.records.messages import Sentence, joined, named, words
@@ -39,15 +41,7 @@ NAMES = {BEFORE_CLIP: "gradient", AT_STEP: "clipped_gradient", UPDATE: "update"}
 """Names of the checks that look at each tensor."""
 POINTS = {BEFORE_CLIP: "before_clipping", AT_STEP: "at_step", UPDATE: "update"}
 """What the messages are called that name what is compared."""
-ORDER = (
-    "gradient",
-    "clipped_gradient",
-    "slope",
-    "update",
-    "buffers",
-    "second_gradient",
-    "loss",
-)
+ORDER = ("gradient", "clipped_gradient", "slope", "update", "buffers", "second_gradient", "loss")
 """The checks, the most telling first: a rejection names the first that fired."""
 DIVERGED = 1.5
 """A training technique whose last losses exceed the first one by this factor does damage."""
@@ -57,15 +51,6 @@ WIDEST = COLUMNS[Numerics.PRECISION]
 NOTHING = Differences(sets={}, buffers={}, losses=())
 ABSENT = SetDifference(moved=False, tensors={}, together=0.0)
 EQUAL = TensorDifference(error=0.0, slope=0.0, share=0.0, is_live=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """One compared value as a share of its limit."""
-
-    check: str
-    share: float
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,44 +65,11 @@ class _Case:
     """What the script makes of one rounding."""
     nudged: Differences = NOTHING
     """What it makes of other last digits of its inputs and weights."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
-def judge(
-    baseline: GuardRecord | None,
-    candidate: GuardRecord | None,
-    *,
-    calibration: GuardRecord | None,
-    repeat: GuardRecord | None,
-    promise: Numerics,
-    changes_threads: bool = False,
-) -> LossCheck:
-    """Decide whether a candidate trains the same thing as the baseline, up to its promise.
-
-    Args:
-        baseline: Record of the untouched script.
-        candidate: Record of the script under the recipe.
-        calibration: Record of the script under bf16 autocast and nothing else: it gives each
-            tensor's natural scale. Only an exact promise does without it.
-        repeat: Record of the untouched script once more; None takes it for bit-identical.
-        promise: The strictest promise that covers every technique of the recipe.
-        changes_threads: Whether the recipe changes the number of CPU threads.
-    """
-    if baseline is None or candidate is None:
-        return _not_compared(words(f"guard.no_record_{'recipe' if baseline else 'baseline'}"))
-    trials = Trials(
-        baseline=baseline,
-        candidate=candidate,
-        calibration=calibration,
-        repeat=repeat,
-        promise=promise,
-        changes_threads=changes_threads,
-    )
-    return judge_trials(trials)
-
-
-def judge_trials(trials: Trials) -> LossCheck:
-    """Decide as `judge` does, from all the records there are."""
+def judge(trials: Trials) -> LossCheck:
+    """Decide whether a candidate trains the same thing as the baseline, up to its promise."""
     if trials.promise is Numerics.TRAINING:
         return _training(trials)
     obstacle = find_obstacle(trials)
@@ -126,19 +78,11 @@ def judge_trials(trials: Trials) -> LossCheck:
     return _compared(trials)
 
 
-def aa(baseline: GuardRecord | None, repeat: GuardRecord | None) -> LossCheck:
+def aa(baseline: GuardRecord, repeat: GuardRecord) -> LossCheck:
     """Compare the script with itself: `same`, `within` rounding, or `not_compared`."""
-    if baseline is None or repeat is None:
-        return _not_compared(words("guard.no_record"))
-    trials = Trials(
-        baseline=baseline,
-        candidate=repeat,
-        calibration=None,
-        repeat=repeat,
-        promise=Numerics.EXACT,
-        changes_threads=False,
+    obstacle = find_obstacle(
+        Trials(baseline=baseline, candidate=repeat, repeat=repeat, promise=Numerics.EXACT)
     )
-    obstacle = find_obstacle(trials)
     if obstacle is not None:
         return _not_compared(obstacle)
     found = differences(baseline, repeat)
@@ -157,39 +101,32 @@ def _training(trials: Trials) -> LossCheck:
         return _not_compared(words("guard.nothing_shown"))
     if not all(map(math.isfinite, record.losses)):
         return _rejected({"loss": SHARE_CAP}, words("guard.not_finite"))
-    first, last = record.losses[0], _mean_of_last(record.losses)
+    first, last = record.losses[0], fmean(record.losses[-LAST_LOSSES:])
     before = trials.baseline.losses
-    known = (first, _mean_of_last(before)) if before else (first,)
+    known = (first, fmean(before[-LAST_LOSSES:])) if before else (first,)
     # From where they are, not times that: a log-likelihood is below zero.
     if last > max(known) + (DIVERGED - 1) * max(map(abs, known)):
         why = words("guard.rises", first=f"{first:.4g}", last=f"{last:.4g}")
         return _rejected({"loss": SHARE_CAP}, why)
-    return LossCheck(
-        status="on_purpose",
-        steps=len(record.losses),
-        why=words("guard.on_purpose"),
-    )
-
-
-def _mean_of_last(losses: Sequence[float]) -> float:
-    last = losses[-LAST_LOSSES:]
-    return sum(last) / len(last)
+    why = words("guard.on_purpose")
+    return LossCheck(status="on_purpose", steps=len(record.losses), why=why)
 
 
 def _compared(trials: Trials) -> LossCheck:
     baseline, candidate = trials.baseline, trials.candidate
     wrong = next(mismatches(baseline, candidate, computed=trials.computed), None)
     if wrong is not None:
-        return _rejected({wrong.check: SHARE_CAP}, _said(wrong))
+        return _rejected({wrong.check: wrong.share}, _said(wrong))
     missing = find_missing(baseline, candidate)
     if missing is not None:
         return _not_compared(missing)
     case = _case(trials)
     readings = [*_readings(case), *_updates(trials)]
-    worst = _worst(readings)
-    fired = sorted(
-        (r for r in readings if r.share > 1), key=lambda r: (ORDER.index(r.check), -r.share)
-    )
+    worst: dict[str, float] = {}
+    for reading in readings:
+        worst[reading.check] = max(worst.get(reading.check, 0.0), reading.share)
+    firing = (reading for reading in readings if reading.share > 1)
+    fired = sorted(firing, key=lambda reading: (ORDER.index(reading.check), -reading.share))
     if fired:
         others = [name for name in ORDER[1:] if worst.get(name, 0.0) > 1 and name != fired[0].check]
         why = _said(fired[0])
@@ -199,7 +136,7 @@ def _compared(trials: Trials) -> LossCheck:
     return _passed(trials, case, worst, readings)
 
 
-def _said(found: Reading | Mismatch) -> str:
+def _said(found: Reading) -> str:
     """Return a check that fired, and what it saw."""
     return words("joint.because", one=_check_name(found.check), other=found.text)
 
@@ -214,7 +151,11 @@ def _case(trials: Trials) -> _Case:
     noise = differences(baseline, trials.repeat) if trials.repeat else NOTHING
     own = differences(baseline, trials.rounded) if trials.rounded else NOTHING
     nudged = differences(baseline, trials.nudged) if trials.nudged else NOTHING
-    notes = [*update_notes(baseline, trials.candidate), *_record_notes(trials)]
+    notes = [*update_notes(baseline, trials.candidate)]
+    if not baseline.losses:
+        notes.append(words("guard.no_losses"))
+    if trials.candidate.errors:
+        notes.append(words("guard.probes_failed", error=trials.candidate.errors[0]))
     column = COLUMNS[trials.promise]
     if trials.promise is Numerics.ROUNDING and _is_low_precision(baseline, scale):
         column = COLUMNS[Numerics.PRECISION]
@@ -245,13 +186,6 @@ def _largest(found: Differences) -> float:
     return max((item.together for item in found.sets.values()), default=0.0)
 
 
-def _record_notes(trials: Trials) -> Iterator[str]:
-    if not trials.baseline.losses:
-        yield words("guard.no_losses")
-    if trials.candidate.errors:
-        yield words("guard.probes_failed", error=trials.candidate.errors[0])
-
-
 def _is_low_precision(baseline: GuardRecord, scale: Differences) -> bool:
     """Return whether bf16 autocast says nothing about this script because it is there already."""
     first = [item.median for item in scale.sets.values() if not item.moved]
@@ -277,59 +211,51 @@ def _passed(
     )
 
 
-def _worst(readings: list[Reading]) -> dict[str, float]:
-    worst: dict[str, float] = {}
-    for reading in readings:
-        worst[reading.check] = max(worst.get(reading.check, 0.0), reading.share)
-    return worst
-
-
 def _readings(case: _Case) -> Iterator[Reading]:
+    references = (case.scale, case.noise, case.own, case.nudged)
     for key, found in case.candidate.sets.items():
-        scale = case.scale.sets.get(key, ABSENT)
-        noise = case.noise.sets.get(key, ABSENT)
-        own = case.own.sets.get(key, ABSENT)
-        nudged = case.nudged.sets.get(key, ABSENT)
+        scale, noise, own, nudged = (x.sets.get(key, ABSENT) for x in references)
         if case.own.sets:
             yield _size(key, found, own)
         if not found.moved or key[1] == 1:
             yield from _tensors(case.column, key, found, (scale, noise, own, nudged))
         if found.moved:
-            limit = case.column.second.of(scale.together, noise.together, own.together)
-            limit = _widened(limit, nudged.together, WIDEST.second.of(scale.together, 0.0))
-            text = _words("differs", found.together, limit, what=_name(key))
-            share = _share(found.together, limit)
-            yield Reading(check="second_gradient", share=share, text=text)
+            norms = (scale.together, noise.together, own.together, nudged.together)
+            limit = _limit(case.column.second, WIDEST.second, *norms)
+            about = {"what": _name(key)}
+            yield _reading("second_gradient", "differs", found.together, limit, **about)
     for name, value in case.candidate.buffers.items():
-        limit = case.column.buffers.of(
-            case.scale.buffers.get(name, 0.0),
-            case.noise.buffers.get(name, 0.0),
-            case.own.buffers.get(name, 0.0),
-        )
-        widest = WIDEST.buffers.of(case.scale.buffers.get(name, 0.0), 0.0)
-        limit = _widened(limit, case.nudged.buffers.get(name, 0.0), widest)
-        text = _words("buffer_differs", value, limit, name=name)
-        yield Reading(check="buffers", share=_share(value, limit), text=text)
+        seen = (x.buffers.get(name, 0.0) for x in references)
+        limit = _limit(case.column.buffers, WIDEST.buffers, *seen)
+        yield _reading("buffers", "buffer_differs", value, limit, name=name)
     yield from _loss(case)
 
 
-def _widened(limit: float, nudged: float, widest: float) -> float:
-    """Return a limit of `rounding` for a script that amplifies it; the precision limit at most.
+def _limit(
+    limit: Limit, widest: Limit, scale: float, noise: float, own: float, nudged: float
+) -> float:
+    """Return what is allowed: a script that amplifies rounding widens it, to `widest` at most.
 
-    >>> _widened(1e-4, 0.5, 1e-2), _widened(1e-4, 0.0, 1e-2)
-    (0.01, 0.0001)
+    >>> rounding, precision = COLUMNS[Numerics.ROUNDING].loss, WIDEST.loss
+    >>> [_limit(rounding, precision, 0.0, 0.0, 0.0, nudged) for nudged in (0.0, 0.5)]
+    [0.0001, 0.001]
     """
-    return max(limit, min(NUDGED_FACTOR * nudged, widest))
+    widened = min(NUDGED_FACTOR * nudged, widest.of(scale, 0.0))
+    return max(limit.of(scale, noise, own), widened)
+
+
+def _reading(check: str, code: str, value: float, limit: float, /, **about: str) -> Reading:
+    """Return what was compared, how far it is off, and what is allowed."""
+    text = words(f"guard.{code}", **about, value=f"{value:.2g}", limit=f"{limit:.2g}")
+    return Reading(check=check, share=_share(value, limit), text=text)
 
 
 def _size(key: Key, found: SetDifference, own: SetDifference) -> Reading:
     """Compare how large the whole gradient is, where its direction says little."""
     limit = max(SIZE_LIMIT, ROUNDED_FACTOR * abs(own.size))
-    return Reading(
-        check="second_gradient" if found.moved else NAMES[key[2]],
-        share=_share(abs(found.size), limit),
-        text=_words("larger", 1 + found.size, limit, what=_name(key)),
-    )
+    check = "second_gradient" if found.moved else NAMES[key[2]]
+    seen = _reading(check, "larger", 1 + found.size, limit, what=_name(key))
+    return replace(seen, share=_share(abs(found.size), limit))
 
 
 def _tensors(
@@ -343,7 +269,7 @@ def _tensors(
     check, is_exact = NAMES[key[2]], column.gradient.factor == 0
     gradient = column.gradient
     if found.moved and not is_exact:
-        gradient = COLUMNS[Numerics.PRECISION].gradient
+        gradient = WIDEST.gradient
     middle, what = scale.median, _name(key)
     for name, tensor in found.tensors.items():
         usual, natural, rounded = (x.tensors.get(name, EQUAL) for x in (noise, scale, own))
@@ -352,19 +278,17 @@ def _tensors(
             yield Reading(check=check, share=_share(tensor.share, DEAD_SHARE), text=text)
             continue
         # One repeat may hit or miss a tensor of few numbers by chance: none is taken to repeat
-        # better than half of them do.
-        lifted = rounded.error
-        calibrated = max(natural.error, middle)
-        limit = gradient.of(calibrated, max(usual.error, noise.median), lifted)
-        # A single ReLU that a last digit switches moves its tensor a thousand times as far as the
-        # others, and which one that is, is chance: the largest counts for each.
-        limit = _widened(limit, nudged.largest, WIDEST.gradient.of(calibrated, 0.0))
-        text = _words("tensor_differs", tensor.error, limit, what=what, name=name)
-        yield Reading(check=check, share=_share(tensor.error, limit), text=text)
+        # better than half of them do. A single ReLU that a last digit switches moves its tensor a
+        # thousand times as far as the others, and which one that is, is chance: the largest counts
+        # for each.
+        calibrated, repeated = max(natural.error, middle), max(usual.error, noise.median)
+        seen = (calibrated, repeated, rounded.error, nudged.largest)
+        limit = _limit(gradient, WIDEST.gradient, *seen)
+        yield _reading(check, "tensor_differs", tensor.error, limit, what=what, name=name)
         if column.slope is not None and not found.moved:
             # Where rounding alone turns the gradient round, its slope says nothing.
             limit = column.slope.of(abs(natural.slope), abs(usual.slope))
-            limit = max(limit, TURNED_FACTOR * lifted)
+            limit = max(limit, TURNED_FACTOR * rounded.error)
             scaled = f"{1 + tensor.slope:.4g}"
             limited = f"{limit:.2g}"
             text = words("guard.scaled", what=what, name=name, value=scaled, limit=limited)
@@ -381,13 +305,11 @@ def _loss(case: _Case) -> Iterator[Reading]:
     is_strict = case.column.gradient.factor == 0 and case.noise.is_zero
     for number, value in enumerate(case.candidate.losses):
         is_late = number >= EARLY_LOSSES
-        column = COLUMNS[Numerics.PRECISION] if is_late and not is_strict else case.column
-        noise = case.noise.later_loss if is_late else case.noise.early_loss
-        limit = column.loss.of(case.scale.loss, noise)
-        nudged = case.nudged.later_loss if is_late else case.nudged.early_loss
-        limit = _widened(limit, nudged, WIDEST.loss.of(case.scale.loss, 0.0))
-        text = _words("loss_differs", value, limit, n=str(number + 1))
-        yield Reading(check="loss", share=_share(value, limit), text=text)
+        column = WIDEST if is_late and not is_strict else case.column
+        seen = (case.noise, case.nudged)
+        noise, nudged = (x.later_loss if is_late else x.early_loss for x in seen)
+        limit = _limit(column.loss, WIDEST.loss, case.scale.loss, noise, 0.0, nudged)
+        yield _reading("loss", "loss_differs", value, limit, n=str(number + 1))
 
 
 def _updates(trials: Trials) -> Iterator[Reading]:
@@ -395,11 +317,6 @@ def _updates(trials: Trials) -> Iterator[Reading]:
         about = {"n": str(update.step), "name": name, "value": f"{value:.2g}"}
         text = words("guard.update_off", **about)
         yield Reading(check="update", share=_share(value, UPDATE_LIMIT), text=text)
-
-
-def _words(code: str, value: float, limit: float, /, **about: str) -> Sentence:
-    """Return what was compared, how far it is off, and what is allowed."""
-    return words(f"guard.{code}", **about, value=f"{value:.2g}", limit=f"{limit:.2g}")
 
 
 def _name(key: Key) -> Sentence:

@@ -7,7 +7,7 @@ runs and 166 + 204 faulty ones, calibration and held-out sets apart), written do
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from flatout.records.technique import Numerics
 
@@ -65,8 +65,7 @@ SIZE_LIMIT = 0.3
 round and leaves its size; a gradient that was not set to zero is 1.4 times as large."""
 EARLY_LOSSES = 3
 """Losses that a rounding technique must match closely. On a ResNet with SGD, one thread instead of
-two
-was 1e-4 off at step 4, 4e-3 at step 5 and 0.14 at step 17, where bf16 was 0.15 off."""
+two was 1e-4 off at step 4, 4e-3 at step 5 and 0.14 at step 17, where bf16 was 0.15 off."""
 SHARE_CAP = 1e6
 """Stands for any share above it, and for a limit of zero that was broken."""
 
@@ -97,6 +96,11 @@ class Limit:
         calibrated = min(ceiling, max(self.floor, self.factor * scale))
         return max(calibrated, REPEAT_FACTOR * noise)
 
+    def scaled(self, share: float) -> "Limit":
+        """Return this share of the limit."""
+        floor, factor = share * self.floor, share * self.factor
+        return Limit(floor=floor, factor=factor, ceiling=share * self.ceiling)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseLimits:
@@ -104,7 +108,7 @@ class PromiseLimits:
 
     gradient: Limit
     """Each live tensor at the first step, relative: G1 before clipping, G2 at the step."""
-    slope: Limit | None
+    slope: Limit | None = None
     """Each live tensor's gradient regressed on the baseline's, minus one: G3."""
     buffers: Limit
     """Each buffer after the first step, relative: G5."""
@@ -114,17 +118,14 @@ class PromiseLimits:
     """Largest relative difference over the steps: G7."""
 
 
+EQUAL_BITS = Limit(floor=0.0, factor=0.0)
+LAST_DIGITS = Limit(floor=1e-6, factor=0.0)
 COLUMNS: Mapping[Numerics, PromiseLimits] = {
     Numerics.EXACT: PromiseLimits(
-        gradient=Limit(floor=0.0, factor=0.0),
-        slope=None,
-        buffers=Limit(floor=0.0, factor=0.0),
-        second=Limit(floor=0.0, factor=0.0),
-        loss=Limit(floor=0.0, factor=0.0),
+        gradient=EQUAL_BITS, buffers=EQUAL_BITS, second=EQUAL_BITS, loss=EQUAL_BITS
     ),
     Numerics.ROUNDING: PromiseLimits(
         gradient=Limit(floor=1e-5, factor=0.01),
-        slope=None,
         buffers=Limit(floor=1e-4, factor=0.01),
         second=Limit(floor=1e-5, factor=0.02),
         loss=Limit(floor=1e-4, factor=0.1),
@@ -137,39 +138,20 @@ COLUMNS: Mapping[Numerics, PromiseLimits] = {
         loss=Limit(floor=1e-3, factor=4.0),
     ),
 }
-
-
 UNSTEADY_COLUMN = PromiseLimits(
-    gradient=Limit(floor=1e-6, factor=0.0),
-    slope=None,
-    buffers=Limit(floor=1e-6, factor=0.0),
-    second=Limit(floor=1e-6, factor=0.0),
+    gradient=LAST_DIGITS,
+    buffers=LAST_DIGITS,
+    second=LAST_DIGITS,
     loss=Limit(floor=1e-5, factor=0.0),
 )
 """For exact techniques where the script repeats up to rounding only: one repeat may by chance hit
-or
-miss a number by its last digits, of which fp32 has 1.2e-7. The floors are ours, some of those."""
-
-
-def _smaller(limit: Limit) -> Limit:
-    return Limit(
-        floor=TF32_SHARE * limit.floor,
-        factor=TF32_SHARE * limit.factor,
-        ceiling=TF32_SHARE * limit.ceiling,
-    )
-
-
-def _for_tf32(column: PromiseLimits) -> PromiseLimits:
-    return PromiseLimits(
-        gradient=_smaller(column.gradient),
-        slope=_smaller(column.slope) if column.slope else None,
-        buffers=_smaller(column.buffers),
-        second=_smaller(column.second),
-        loss=_smaller(column.loss),
-    )
-
-
-TF32_COLUMN = _for_tf32(COLUMNS[Numerics.PRECISION])
+or miss a number by its last digits, of which fp32 has 1.2e-7. The floors are ours, some of those.
+"""
+TF32_COLUMN = PromiseLimits(
+    **{
+        each.name: getattr(COLUMNS[Numerics.PRECISION], each.name).scaled(TF32_SHARE)
+        for each in fields(PromiseLimits)
+    }
+)
 """For rounding techniques where the device rounds to TF32 anyway: another algorithm is then as far
-off
-as TF32 is, and says nothing about the technique."""
+off as TF32 is, and says nothing about the technique."""

@@ -8,6 +8,7 @@ import numpy as np
 from flatout.agent.guard.record import GuardRecord, Marks, Sketches, Streams
 from flatout.agent.guard.structure import FREE_SETTINGS
 from flatout.guard.differences import by_key
+from flatout.guard.limits import SHARE_CAP
 from flatout.records.messages import words
 
 SETTINGS, LATER = "settings", "later"
@@ -20,16 +21,18 @@ SLACK_BATCHES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """Something that should have been equal."""
+class Reading:
+    """What was compared, and its distance as a share of its limit."""
 
     check: str
     text: str
+    share: float = SHARE_CAP
+    """The most for what should have been equal, and is not."""
 
 
 def mismatches(
     baseline: GuardRecord, other: GuardRecord, *, computed: Set[tuple[str, str]] = frozenset()
-) -> Iterator[Mismatch]:
+) -> Iterator[Reading]:
     """Yield everything that differs though no promise allows it, the most telling first.
 
     `computed` names the root arguments that the training computes (a generator's images), and the
@@ -56,15 +59,14 @@ def computed_arguments(baseline: GuardRecord, rounded: GuardRecord) -> set[tuple
     }
 
 
-def computed_settings(baseline: GuardRecord, rounded: GuardRecord) -> set[tuple[str, str]]:
-    """Return the settings of later steps that follow from what was trained, as on a plateau."""
-    changed = _changed(baseline, rounded)
-    return {(SETTINGS, name) for step, _, name, _ in changed if step >= EARLY_STEPS}
+def computed_late(baseline: GuardRecord, other: GuardRecord) -> set[tuple[str, str]]:
+    """Return what follows from what was trained: settings of later steps, as on a plateau.
 
-
-def computed_later(baseline: GuardRecord, rounded: GuardRecord) -> set[tuple[str, str]]:
-    """Return what goes on after the first step by what was trained, as a running extreme does."""
-    return {(LATER, what) for what, _ in _later(baseline, rounded)}
+    So does what goes on after the first step, as a running extreme does.
+    """
+    changed = _changed(baseline, other)
+    settings = {(SETTINGS, name) for step, _, name, _ in changed if step >= EARLY_STEPS}
+    return settings | {(LATER, what) for what, _ in _later(baseline, other)}
 
 
 def has_samples(record: GuardRecord, computed: Set[tuple[str, str]] = frozenset()) -> bool:
@@ -78,31 +80,31 @@ def has_samples(record: GuardRecord, computed: Set[tuple[str, str]] = frozenset(
     )
 
 
-def _samples(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
+def _samples(baseline: GuardRecord, other: GuardRecord) -> Iterator[Reading]:
     steps = sorted((len(baseline.losses), len(other.losses)))
     missing_share = 1 - steps[0] / steps[1] if steps[1] else 0.0
     for place, fields in baseline.samples.items():
         name = place or words("guard.the_loader")
         theirs = other.samples.get(place)
         if theirs is None:
-            yield Mismatch(check="samples", text=words("guard.no_batch", loader=name))
+            yield Reading(check="samples", text=words("guard.no_batch", loader=name))
             continue
         for path, marks in fields.items():
             found = theirs.get(path, ())
             number = _first_difference(marks, found)
             if number is not None:
                 text = _words("batch_differs", path, n=str(number + 1), loader=name)
-                yield Mismatch(check="samples", text=text)
+                yield Reading(check="samples", text=text)
             elif _is_behind(marks, found, missing_share):
-                yield Mismatch(check="samples", text=words("guard.other_count", loader=name))
+                yield Reading(check="samples", text=words("guard.other_count", loader=name))
     for place in other.samples.keys() - baseline.samples.keys():
         name = place or words("guard.a_loader")
-        yield Mismatch(check="samples", text=words("guard.new_loader", loader=name))
+        yield Reading(check="samples", text=words("guard.new_loader", loader=name))
 
 
 def _arguments(
     baseline: Streams, other: Streams, computed: Set[tuple[str, str]]
-) -> Iterator[Mismatch]:
+) -> Iterator[Reading]:
     for place, fields in baseline.items():
         for path, marks in fields.items():
             if (place, path) in computed:
@@ -110,7 +112,7 @@ def _arguments(
             number = _first_difference(marks, other.get(place, {}).get(path, ()))
             if number is not None:
                 text = _words("call_differs", path, n=str(number + 1), place=place)
-                yield Mismatch(check="samples", text=text)
+                yield Reading(check="samples", text=text)
 
 
 def _words(code: str, path: str, /, **about: str) -> str:
@@ -143,29 +145,29 @@ def _is_behind(baseline: Marks, other: Marks, missing_share: float) -> bool:
     return ahead > SLACK_BATCHES + missing_share * len(more)
 
 
-def _start(baseline: Sketches, other: Sketches) -> Iterator[Mismatch]:
+def _start(baseline: Sketches, other: Sketches) -> Iterator[Reading]:
     for name, value in baseline.items():
         if name in other and not np.array_equal(value, other[name]):
-            yield Mismatch(check="start", text=words("guard.starts", name=name))
+            yield Reading(check="start", text=words("guard.starts", name=name))
 
 
-def _structure(baseline: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Mismatch]:
+def _structure(baseline: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Reading]:
     for name, line in baseline.items():
         if other.get(name) != line:
             now = other.get(name) or words("guard.gone")
             text = words("guard.module", name=name, now=now, was=line)
-            yield Mismatch(check="structure", text=text)
+            yield Reading(check="structure", text=text)
     for name in other.keys() - baseline.keys():
-        yield Mismatch(check="structure", text=words("guard.module_new", name=name))
+        yield Reading(check="structure", text=words("guard.module_new", name=name))
 
 
 def _settings(
     baseline: GuardRecord, other: GuardRecord, computed: Set[tuple[str, str]]
-) -> Iterator[Mismatch]:
+) -> Iterator[Reading]:
     for step, where, name, text in _changed(baseline, other):
         if step < EARLY_STEPS or (SETTINGS, name) not in computed:
             about = {"n": str(step + 1), "where": where, "name": name, "changed": text}
-            yield Mismatch(check="settings", text=words("guard.setting", **about))
+            yield Reading(check="settings", text=words("guard.setting", **about))
 
 
 def _changed(baseline: GuardRecord, other: GuardRecord) -> Iterator[tuple[int, str, str, str]]:
@@ -175,23 +177,16 @@ def _changed(baseline: GuardRecord, other: GuardRecord) -> Iterator[tuple[int, s
         found = theirs.get(item.number)
         if found is None or found.kind != item.kind:
             continue  # the tensors and the shadow step tell
-        for step, (ours, changed) in enumerate(zip(item.settings, found.settings, strict=False)):
-            for group, (a, b) in enumerate(zip(ours, changed, strict=False)):
+        for step, both in enumerate(zip(item.settings, found.settings, strict=False)):
+            for group, (ours, changed) in enumerate(zip(*both, strict=False)):
                 where = words("guard.group", optimizer=str(item.number), group=str(group))
-                for name, text in _group(a, b):
-                    yield step, where, name, text
+                for name in (ours.keys() | changed.keys()) - FREE_SETTINGS:
+                    if ours.get(name) != changed.get(name):
+                        now, was = str(changed.get(name)), str(ours.get(name))
+                        yield step, where, name, words("guard.changed", now=now, was=was)
 
 
-def _group(
-    baseline: Mapping[str, object], other: Mapping[str, object]
-) -> Iterator[tuple[str, str]]:
-    for name in baseline.keys() | other.keys():
-        if name not in FREE_SETTINGS and baseline.get(name) != other.get(name):
-            now, was = str(other.get(name)), str(baseline.get(name))
-            yield name, words("guard.changed", now=now, was=was)
-
-
-def _later(baseline: GuardRecord, other: GuardRecord) -> Iterator[tuple[str, Mismatch]]:
+def _later(baseline: GuardRecord, other: GuardRecord) -> Iterator[tuple[str, Reading]]:
     """Yield what begins after the first step, by name, where both sides made equally many."""
     if len(baseline.losses) != len(other.losses):
         return
@@ -204,10 +199,10 @@ def _later(baseline: GuardRecord, other: GuardRecord) -> Iterator[tuple[str, Mis
         if ours != theirs:
             check = "buffers" if is_buffer else "structure"
             text = words("guard.later", what=what, now=theirs, was=ours)
-            yield what, Mismatch(check=check, text=text)
+            yield what, Reading(check=check, text=text)
 
 
-def _tensors(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
+def _tensors(baseline: GuardRecord, other: GuardRecord) -> Iterator[Reading]:
     """Yield the tensors that have a gradient on one side only, and parameters in other groups."""
     theirs = by_key(other)
     for key, ours in by_key(baseline).items():
@@ -222,17 +217,17 @@ def _tensors(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
 
 def _groups(
     number: int, baseline: Sequence[Sequence[str]], other: Sequence[Sequence[str]]
-) -> Iterator[Mismatch]:
+) -> Iterator[Reading]:
     ours = {name for group in baseline for name in group}
     theirs = {name for group in other for name in group}
     yield from _one_sided(ours, theirs, words("guard.optimizer", n=str(number)))
     if ours == theirs and [*baseline] != [*other]:
         text = words("guard.other_groups", n=str(number))
-        yield Mismatch(check="tensors", text=text)
+        yield Reading(check="tensors", text=text)
 
 
-def _one_sided(baseline: Set[str], other: Set[str], where: str) -> Iterator[Mismatch]:
+def _one_sided(baseline: Set[str], other: Set[str], where: str) -> Iterator[Reading]:
     for name in sorted(baseline - other):
-        yield Mismatch(check="tensors", text=words("guard.missing_in", name=name, where=where))
+        yield Reading(check="tensors", text=words("guard.missing_in", name=name, where=where))
     for name in sorted(other - baseline):
-        yield Mismatch(check="tensors", text=words("guard.only_in", name=name, where=where))
+        yield Reading(check="tensors", text=words("guard.only_in", name=name, where=where))

@@ -14,13 +14,7 @@ from flatout.guard.differences import (
     is_finite,
 )
 from flatout.guard.limits import MAX_REPEAT
-from flatout.guard.mismatches import (
-    computed_arguments,
-    computed_later,
-    computed_settings,
-    has_samples,
-    mismatches,
-)
+from flatout.guard.mismatches import computed_arguments, computed_late, has_samples, mismatches
 from flatout.records.messages import named, words
 from flatout.records.technique import Numerics
 
@@ -31,10 +25,14 @@ class Trials:
 
     baseline: GuardRecord
     candidate: GuardRecord
-    calibration: GuardRecord | None
-    repeat: GuardRecord | None
+    calibration: GuardRecord | None = None
+    """Of the script under bf16 autocast and nothing else: each tensor's natural scale. An exact
+    promise alone does without it."""
+    repeat: GuardRecord | None = None
+    """Of the untouched script once more; None takes it for bit-identical."""
     promise: Numerics
-    changes_threads: bool
+    """The strictest that covers every technique of the recipe."""
+    changes_threads: bool = False
     rounded: GuardRecord | None = None
     """Of the untouched script with its inputs and weights rounded to bf16; lifts the ceilings."""
     nudged: GuardRecord | None = None
@@ -47,8 +45,7 @@ class Trials:
         for record in (self.calibration, self.repeat):
             if record is not None:
                 found |= computed_arguments(self.baseline, record)
-                found |= computed_settings(self.baseline, record)
-                found |= computed_later(self.baseline, record)
+                found |= computed_late(self.baseline, record)
         return found
 
 
@@ -72,7 +69,8 @@ def _obstacles(trials: Trials) -> Iterator[str]:
     computed = trials.computed
     yield from _environment(trials)
     yield from _baseline(trials.baseline)
-    yield from _repeat(trials.baseline, trials.repeat)
+    if trials.repeat is not None and (wrong := find_drift(trials.baseline, trials.repeat)):
+        yield words("guard.not_repeating", why=wrong)
     if not has_samples(trials.baseline, computed):
         yield words("guard.no_samples")
     if trials.promise in (Numerics.ROUNDING, Numerics.PRECISION):
@@ -119,19 +117,11 @@ def _calibration(
         yield words("guard.calibration_not_finite")
 
 
-def _repeat(baseline: GuardRecord, record: GuardRecord | None) -> Iterator[str]:
-    if record is None:
-        return
-    wrong = find_drift(baseline, record)
-    if wrong is not None:
-        yield words("guard.not_repeating", why=wrong)
-
-
 def find_drift(baseline: GuardRecord, repeat: GuardRecord) -> str | None:
     """Return how a script differs from itself beyond rounding, None when it repeats."""
-    has_loader = bool(baseline.samples)
-    computed = computed_settings(baseline, repeat) | computed_later(baseline, repeat)
-    computed |= computed_arguments(baseline, repeat) if has_loader else set()
+    computed = computed_late(baseline, repeat)
+    if baseline.samples:
+        computed |= computed_arguments(baseline, repeat)
     wrong = next(mismatches(baseline, repeat, computed=computed), None)
     if wrong is not None:
         return wrong.text

@@ -10,17 +10,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flatout.records.ablation import LossCheck, Verdict
+from flatout.records.ablation import LossCheck, Row, Verdict
 from flatout.records.catalogue import technique_class
 from flatout.records.messages import joined, words
-from flatout.records.recipe import Choice
-from flatout.records.statistics import Decision, Rule
+from flatout.records.recipe import Recipe
+from flatout.records.statistics import Rule
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial
 from flatout.tuning.experiments import Asking
 from flatout.tuning.pairs import Match, row_of
 from flatout.tuning.ranking import Candidate
-from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, TuningState, settle_guilty
+from flatout.tuning.state import FIRST_GUARD_TRIALS, TuningState, settle_guilty
 
 WORTH = 1.05
 """Smallest predicted ratio of a passenger: leaving one out again costs as much as trying it."""
@@ -38,12 +38,8 @@ def try_bundle(
 ) -> Asking[bool]:
     """Play a bundle if one is due before the first of the candidates; say whether it was.
 
-    Args:
-        ladder: Where the tuning is.
-        viable: The candidates that are worth a trial, the one with the most hope first.
-        pair: Two techniques that were seen to help together.
-        tried: Labels of what is not to be tried on its own any more; what came in or refused is
-            added.
+    `viable` begins with the most hope. What came in or refused, and needs no trial of its own any
+    more, is added to `tried`.
     """
     bundle = find_bundle(ladder, viable, pair)
     if len(bundle) < 2 or not _goes_first(ladder, bundle, viable):
@@ -69,17 +65,6 @@ def find_bundle(
             return half
         ladder.bundles.pop(0)
     return list(pair)
-
-
-def passengers_s(ladder: TuningState) -> float:
-    """Return the time to leave each technique out once that came in unproven, two pairs each."""
-    unproven = ladder.passengers.intersection(ladder.recipe.names)
-    return len(unproven) * 2 * FIRST_PAIRS * ladder.trial_s
-
-
-def drop_order(ladder: TuningState) -> list[Choice]:
-    """Return the recipe's techniques in the order in which they are left out: passengers first."""
-    return sorted(ladder.recipe.choices, key=lambda x: x.technique not in ladder.passengers)
 
 
 def _members(ladder: TuningState, viable: Sequence[Candidate]) -> list[Candidate]:
@@ -128,56 +113,70 @@ def _goes_first(
 
 def _play(
     ladder: TuningState, bundle: Sequence[Candidate], pair: frozenset[str]
-) -> Asking[set[str]]:
+) -> Asking[frozenset[str]]:
     """Play the techniques as one recipe; return the labels of those that need no trial any more."""
-    paired = pair if pair <= _labels(bundle) else frozenset[str]()
+    labels = _labels(bundle)
+    paired = pair if pair <= labels else frozenset[str]()
     ladder.has_played_pair |= bool(paired)
-    *others, last = bundle
-    recipe = ladder.recipe.plus(*(x.choice for x in bundle))
-    base = ladder.recipe
+    base, recipe = ladder.recipe, ladder.recipe.plus(*(x.choice for x in bundle))
     ladder.say(recipe.label)
     match = yield from ladder.play(recipe, Rule())
-    refused = [x for x in bundle if x.choice.technique in _refusing(match.failure)]
-    if refused:
-        gone = _labels(refused)
-        # Of a pair the other one is of no use without it.
-        gone |= paired if gone & paired else frozenset()
-        _go_on_with(ladder, [_labels(bundle) - gone], is_pair=paired == _labels(bundle))
-        return (yield from _note_refusal(ladder, refused[0], match))
-    names = tuple(x.choice.technique for x in others)
-    place = len(ladder.rows)
-    row = yield from ladder.settle(all_of(bundle), recipe, match, together_with=names)
+    failure = match.failure
+    refused = [x for x in bundle if x.choice.technique in _refusing(failure)]
     parts: list[frozenset[str]] = []
-    is_rejected = row.verdict is Verdict.REJECTED
-    guilty = (yield from settle_guilty(ladder, recipe)) if is_rejected else ()
+    if failure is not None and refused:  # as if it had been tried alone
+        alone = ladder.recipe.plus(refused[0].choice)
+        match = replace(match, failure=replace(failure, recipe=alone))
+        yield from ladder.settle(refused[0], alone, match)
+        done = _labels(refused[:1])
+        parts = [labels - _with_partner(_labels(refused), paired)]
+    else:
+        row, guilty = yield from settle_together(ladder, bundle, recipe, match)
+        done = _with_partner(guilty, paired)
+        if guilty:
+            parts = [labels - done]
+        elif row.verdict is Verdict.KEPT:
+            _note_passengers(ladder, bundle, base)
+            done = labels
+        else:
+            parts = _halves(bundle, paired)
+    # A pair on its own leaves the bundle of others to be found.
+    if paired != labels or ladder.bundles is not None:
+        ladder.bundles = [*parts, *(ladder.bundles or [frozenset()])[1:]]
+    return done
+
+
+def settle_together(
+    ladder: TuningState, bundle: Sequence[Candidate], recipe: Recipe, match: Match
+) -> Asking[tuple[Row, frozenset[str]]]:
+    """Note the row that stands for all; return it, and the labels of what the guard rejects."""
+    names = tuple(x.choice.technique for x in bundle[:-1])
+    row = yield from ladder.settle(all_of(bundle), recipe, match, together_with=names)
+    if row.verdict is not Verdict.REJECTED:
+        return row, frozenset()
+    guilty = frozenset(x.label for x in (yield from settle_guilty(ladder, recipe)))
     if guilty:
-        return _go_on_without(ladder, bundle, frozenset(x.label for x in guilty), paired)
-    if row.verdict is not Verdict.KEPT:
-        parts = _halves(bundle, paired)
-    _go_on_with(ladder, parts, is_pair=paired == _labels(bundle))
-    if row.verdict is not Verdict.KEPT:
-        return set()
-    ladder.passengers |= {*names, last.choice.technique}
-    unplayed = Match(decision=Decision.UNDECIDED, comparison=None, base=None, candidate=None)
-    skipped = LossCheck(status="skipped")
+        rejects = words("row.guard_rejects", techniques=", ".join(sorted(guilty)))
+        ladder.rows[-1] = replace(row, why=joined(row.why, rejects))
+    return row, guilty
+
+
+def _with_partner(gone: frozenset[str], paired: frozenset[str]) -> frozenset[str]:
+    """Return what is left out: of a pair the other one is of no use without it."""
+    return gone | paired if gone & paired else gone
+
+
+def _note_passengers(ladder: TuningState, bundle: Sequence[Candidate], base: Recipe) -> None:
+    """Add a row for each technique that came in with the last one, in front of that one's."""
+    *others, last = bundle
+    ladder.passengers |= {x.choice.technique for x in bundle}
     why = words("row.not_alone", technique=last.choice.technique)
-    ladder.rows[place:place] = [
-        replace(row_of(x, base, unplayed, skipped), verdict=Verdict.TOGETHER, why=why)
+    ladder.rows[-1:-1] = [
+        replace(
+            row_of(x, base, Match(), LossCheck(status="skipped")), verdict=Verdict.TOGETHER, why=why
+        )
         for x in others
     ]
-    return set(_labels(bundle))
-
-
-def _go_on_without(
-    ladder: TuningState, bundle: Sequence[Candidate], guilty: frozenset[str], paired: frozenset[str]
-) -> set[str]:
-    """Note which techniques the guard rejects, and play the others next."""
-    rejects = words("row.guard_rejects", techniques=", ".join(sorted(guilty)))
-    row = ladder.rows[-1]
-    ladder.rows[-1] = replace(row, why=joined(row.why, rejects))
-    gone = guilty | paired if guilty & paired else guilty
-    _go_on_with(ladder, [_labels(bundle) - gone], is_pair=paired == _labels(bundle))
-    return set(gone)
 
 
 def _halves(bundle: Sequence[Candidate], paired: frozenset[str]) -> list[frozenset[str]]:
@@ -186,13 +185,6 @@ def _halves(bundle: Sequence[Candidate], paired: frozenset[str]) -> list[frozens
         return [paired, _labels(bundle) - paired] if paired < _labels(bundle) else []
     middle = len(bundle) // 2
     return [_labels(bundle[:middle]), _labels(bundle[middle:])]
-
-
-def _go_on_with(ladder: TuningState, parts: list[frozenset[str]], *, is_pair: bool) -> None:
-    """Play these parts next; a pair on its own leaves the bundle of others to be found."""
-    if is_pair and ladder.bundles is None:
-        return
-    ladder.bundles = [*parts, *(ladder.bundles or [frozenset()])[1:]]
 
 
 def all_of(bundle: Sequence[Candidate]) -> Candidate:
@@ -210,15 +202,6 @@ def _refusing(failure: Trial | None) -> frozenset[str]:
     # reached yet.
     told = [item for item in missed if item.status != "unseen"]
     return frozenset(item.technique for item in told or missed)
-
-
-def _note_refusal(ladder: TuningState, refused: Candidate, match: Match) -> Asking[set[str]]:
-    """Note the technique that refused; the others are played again without it."""
-    recipe = ladder.recipe.plus(refused.choice)
-    if match.failure is not None:  # as if it had been tried alone
-        match = replace(match, failure=replace(match.failure, recipe=recipe))
-    yield from ladder.settle(refused, recipe, match)
-    return {refused.choice.label}
 
 
 def _labels(candidates: Sequence[Candidate]) -> frozenset[str]:

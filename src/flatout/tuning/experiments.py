@@ -67,7 +67,7 @@ class Experiment:
     name: str = ""
     """What is looked at, or which process of a screen."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """How: what the methods of `TrialHistory` put there."""
+    """How: what the methods of `TrialHistory` put there. Of a trial, fields of `TrialOptions`."""
 
     @property
     def key(self) -> str:
@@ -206,7 +206,7 @@ class TrialHistory:
         """
         for _ in range(MAX_ACCEPTED_REPEATS if self.accepts_load else MAX_REPEATS):
             traces = key_of(recipe) not in self.kernels
-            options = {"must_apply": must_apply, "traces_kernels": traces}
+            options = {"ends_when_refused": must_apply, "traces_kernels": traces}
             experiment = Experiment(kind="time", recipe=recipe, options=options)
             trial = self._with_kernels((yield from self._trial(experiment)))
             if trial.outcome is not Outcome.OK or trial.profile is None:
@@ -255,11 +255,8 @@ class TrialHistory:
     ) -> Asking[tuple[Trial, ...]]:
         """Return the two trials of the next pair where another host played it; else none.
 
-        Args:
-            base: one of the two recipes.
-            candidate: the other one.
-            starts_with_base: the order of the pair, where it is played here.
-            most: pairs after it that may be wanted: other hosts begin on these meanwhile.
+        Then it is played here, in the order that is given, and other hosts begin meanwhile on the
+        pairs after it, as many as may be wanted at `most`.
         """
         if self.hosts == 1:
             return ()
@@ -297,15 +294,11 @@ class TrialHistory:
     def screen(
         self, recipe: Recipe, options: Mapping[str, Any], number: int, limit_s: float
     ) -> Asking[Trial]:
-        """Ask for one process in which techniques are switched.
+        """Ask for process `number` of a screen: techniques are switched on top of a recipe.
 
-        Args:
-            recipe: What is on all the time.
-            options: What `flatout.agent.probes.screen` is started with.
-            number: Counts the processes of one screen.
-            limit_s: Time after which the process is ended; what it logged stays.
+        `options` are those of `flatout.agent.probes.screen`; after `limit_s` its log is what stays.
         """
-        asked = {"probe": options, "limit_s": limit_s}
+        asked = {"probes": {"screen": options}, "steps": ENDLESS, "limit_s": limit_s}
         return self._trial(
             Experiment(kind="screen", recipe=recipe, name=str(number), options=asked)
         )
@@ -330,10 +323,6 @@ class TrialHistory:
     def guard_cost_s(self, default: float) -> float:
         """Return what one of the guard's trials takes, as far as is known."""
         return self.guard_s or default
-
-    def all_times(self) -> list[list[float]]:
-        """Return accepted step times in seconds, grouped by recipe."""
-        return list(self.step_s.values())
 
 
 def key_of(recipe: Recipe) -> str:

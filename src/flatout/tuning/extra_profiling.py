@@ -55,12 +55,9 @@ class Looks:
     def added_to(
         self, profile: Profile, names: Collection[str], floor: Collection[str] = ()
     ) -> Profile:
-        """Return a timed profile with everything that still holds for it.
+        """Return the timed profile of a recipe with everything that still holds for it.
 
-        Args:
-            profile: The timed steps of a recipe.
-            names: The recipe's techniques.
-            floor: Those without which the script does not run: it was looked at with them.
+        The script was looked at with those of `floor`, without which it does not run.
         """
         changed = _addressed(map(catalogue.technique_class, set(names) - set(floor)))
         trace = None if changed & ON_KERNELS else self.operators
@@ -83,7 +80,11 @@ def look_closer(
     probes = wanted_probes(search, profile) if profile is not None else {}
     if profile is None or not probes:
         return Looks()
-    steps = _steps_for(probes)
+    steps: int | None = UNSEEN_STEPS + OBSERVED_STEPS
+    if "operator_times" in probes:
+        steps = STEPS + AFTER + 1
+    if "journey" in probes:
+        steps = None  # as many as are timed: a journey is a matter of many
     made = profile.warmup_steps + profile.step_ms.n
     cost_s = first.wall_s + max(0, (steps or 0) - made) * profile.step_ms.median / 1e3
     if cost_s > MOST_SHARE * left_s:
@@ -100,39 +101,18 @@ def look_closer(
 
 def wanted_probes(search: Search, profile: Profile) -> dict[str, dict[str, Any]]:
     """Return the probes that techniques need which may be tried."""
+    probes: dict[str, dict[str, Any]] = {}
     waits = profile.share(ON_DATA) >= MIN_WAIT_SHARE and profile.training_loaders
-    journey: dict[str, dict[str, Any]] = {"journey": {}} if waits and is_about_data(search) else {}
-    return journey | _probes_of_the_step(search, profile)
-
-
-def _steps_for(probes: Collection[str]) -> int | None:
-    """Return the steps of the run; None for as many as are timed: a journey is a matter of many."""
-    if "journey" in probes:
-        return None
-    return STEPS + AFTER + 1 if "operator_times" in probes else UNSEEN_STEPS + OBSERVED_STEPS
-
-
-def _probes_of_the_step(search: Search, profile: Profile) -> dict[str, dict[str, Any]]:
-    """Return the probes of what the step itself does; the CPU has no allocator."""
-    if profile.device_kind == "cpu":
-        fuses = any(
-            kind.candidates(profile, search.machine)
-            for kind in _allowed(search)
-            if kind.family == FUSING
-        )
-        return {"operator_times": {}} if fuses else {}
-    if UNUSED not in _addressed(_allowed(search)):
-        return {}
-    return {"memory": {"steps": OBSERVED_STEPS, "listens": False}}
-
-
-def _allowed(search: Search) -> list[type[Technique]]:
-    kinds = [
-        catalogue.technique_class(name)
-        for name in search.only or catalogue.names()
-        if name not in search.skip
-    ]
-    return [kind for kind in kinds if search.ceiling.allows(kind.numerics)]
+    if waits and is_about_data(search):
+        probes["journey"] = {}
+    kinds = search.kinds().values()
+    if profile.device_kind == "cpu":  # it has no allocator
+        compilers = [kind for kind in kinds if kind.family == FUSING]
+        if any(kind.candidates(profile, search.machine) for kind in compilers):
+            probes["operator_times"] = {}
+    elif UNUSED in _addressed(kinds):
+        probes["memory"] = {"steps": OBSERVED_STEPS, "listens": False}
+    return probes
 
 
 def _addressed(kinds: Iterable[type[Technique]]) -> set[str]:

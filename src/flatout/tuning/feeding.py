@@ -5,11 +5,12 @@ worth a trial at all.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from flatout.analysis.feeding import MIN_WAIT_SHARE, cores_of
 from flatout.analysis.journey import pipeline_of
+from flatout.analysis.steps import block_means
 from flatout.records import catalogue
 from flatout.records.ablation import Feeding
 from flatout.records.journey import Pipeline
@@ -62,9 +63,7 @@ class StoredSample:
 
 def is_about_data(search: Search) -> bool:
     """Return whether any technique on the input pipeline may be tried."""
-    names = search.only or catalogue.names()
-    allowed = (catalogue.technique_class(name) for name in names if name not in search.skip)
-    return any(kind.family == "data" for kind in allowed)
+    return any(kind.family == "data" for kind in search.kinds().values())
 
 
 def look(history: TrialHistory, recipe: Recipe, profile: Profile) -> Asking[Profile]:
@@ -82,7 +81,7 @@ def find_pipeline(
 
     With `all_cores` the other cores make samples, too, meanwhile.
     """
-    company = {"company": _others(history, profile)} if all_cores else {}
+    company = {"company": cores_of(profile, history.machine) - 1} if all_cores else {}
     options = {"max_s": LOOK_S} | company
     what = "samples on all cores" if all_cores else "samples"
     trial = yield from history.look(what, recipe, {"pipeline": options}, LOOK_STEPS)
@@ -115,10 +114,7 @@ def note_prepared(recipe: Recipe, profile: Profile, machine: Machine) -> list[st
 
 
 def time_stored_sample(
-    history: TrialHistory,
-    recipe: Recipe,
-    sample: StoredSample,
-    may_go_on: Callable[[int], bool],
+    history: TrialHistory, recipe: Recipe, sample: StoredSample, may_go_on: Callable[[int], bool]
 ) -> Asking[str]:
     """Return a sentence on what a recipe gains where all samples come from a store.
 
@@ -180,7 +176,7 @@ def find_costs(
     single = Choice(technique=catalogue.setter_of("threads"), settings={"threads": 1})
     alone = recipe.without(single.technique).plus(single) if final.cpu_threads > 1 else recipe
     workers = sum(loader.workers for loader in final.training_loaders)
-    company = max(_others(history, final), workers)
+    company = max(cores_of(final, history.machine) - 1, workers)
     probe = replay_probe(final, "host", company=company)
     trial = yield from history.look("free data beside full cores", alone, probe, steps)
     seen = find_seen(trial, "replay")
@@ -189,27 +185,12 @@ def find_costs(
         threads = min(max(1, final.cpu_threads), cores_of(final, history.machine))
         return Costs(trained_ms=threads * (final.step_ms.median - final.phases_ms["data_wait"]))
     per_step = max(1, round(trial.profile.batches_per_step))
+    # Of all steps, as the loop may look at other data between two of them.
+    batch_s = statistics.median(block_means(seen["trained_s"], per_step))
     made = seen["made_samples"]
     return Costs(
-        # Of all steps, as the loop may look at other data between two of them.
-        trained_ms=1e3 * statistics.median(block_sums(seen["trained_s"], per_step)),
-        made_ms=1e3 * seen["made_s"] / made if made else None,
+        trained_ms=1e3 * per_step * batch_s, made_ms=1e3 * seen["made_s"] / made if made else None
     )
-
-
-def block_sums(values: Sequence[float], size: int) -> list[float]:
-    """Return the sum of each so many values that follow each other; of all, if they are fewer.
-
-    >>> block_sums([1.0, 2.0, 3.0, 4.0, 5.0], 2)
-    [3.0, 7.0]
-    """
-    whole = range(0, len(values) - size + 1, size)
-    return [sum(values[first : first + size]) for first in whole] or [sum(values)]
-
-
-def _others(history: TrialHistory, profile: Profile) -> int:
-    """Return the cores of a rank alongside one."""
-    return cores_of(profile, history.machine) - 1
 
 
 def feeding_of(final: Profile, free_ms: float, pipeline: Pipeline, costs: Costs) -> Feeding:

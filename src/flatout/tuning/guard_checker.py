@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.agent.guard.activity import find_activity, find_fault, find_unknown, is_active
 from flatout.agent.guard.record import GuardRecord, find_records
-from flatout.guard.judge import aa, judge_trials
+from flatout.guard.judge import aa, judge
 from flatout.guard.obstacles import Trials
 from flatout.records import catalogue
 from flatout.records.ablation import LossCheck
@@ -28,16 +28,6 @@ LATEST = 4
 """Trials whose time is minded: those of a recipe and, before it, of the unchanged script."""
 
 
-def calibration_technique() -> str:
-    """Return what shows each tensor's natural scale of rounding; see docs/guard-checks.md.
-
-    It serves rounding techniques too, and CPUs without bf16 units: it need not be fast, only less
-    exact.
-    """
-    (name,) = catalogue.declared("calibrates_guard")
-    return name
-
-
 @dataclass(slots=True)
 class GuardChecker:
     """Judges recipes against the baseline; runs the reference trials when first asked."""
@@ -53,17 +43,16 @@ class GuardChecker:
     """One for each rank, as the other two."""
     _repeat: tuple[GuardRecord, ...] = ()
     _calibration: tuple[GuardRecord, ...] = ()
-    _rounded: tuple[GuardRecord, ...] | None = None
-    """The baseline with inputs and weights rounded once; run where a ceiling is in the way."""
-    _nudged: tuple[GuardRecord, ...] | None = None
-    """The same with their last digits moved; run where a limit of `rounding` is in the way."""
+    _perturbed: dict[str, tuple[GuardRecord, ...]] = field(default_factory=dict)
+    """The baseline with inputs and weights `rounded` once, or their last digits moved (`nudged`);
+    run where a limit is in the way."""
     _weaker: dict[str, Numerics] = field(default_factory=dict)
     """Techniques that missed their own promise, and the one that they keep here."""
     _baseline_path: str | None = None
     _activity: dict[str, float | None] | None = None
     _activity_unknown: str | None = None
     """Why the baseline's is not known; empty where it is, None while no one looked."""
-    _verdicts: dict[str, LossCheck] | None = None
+    _verdicts: dict[str, LossCheck] = field(default_factory=dict)
     _latest_s: collections.deque[float] = field(
         default_factory=lambda: collections.deque(maxlen=LATEST)
     )
@@ -71,7 +60,6 @@ class GuardChecker:
 
     def check(self, recipe: Recipe) -> LossCheck:
         """Return whether the recipe keeps the promise of its techniques."""
-        self._verdicts = {} if self._verdicts is None else self._verdicts
         key = key_of(recipe)
         if key not in self._verdicts:
             self._verdicts[key] = self._judge(recipe)
@@ -80,30 +68,9 @@ class GuardChecker:
     def judge(self, asked: Experiment) -> Judgement:
         """Answer a check; techniques are held to the weaker promise that they kept before."""
         self.floor = asked.options["floor"]
-        for technique, promise in asked.options["weaker"].items():
-            self.note_weaker(technique, promise)
-        check = self.check(asked.recipe)
-        return Judgement(
-            check=check, aa_check=self.aa_check, trial_s=max(self._latest_s, default=0.0)
-        )
-
-    def check_again(self, number: int) -> LossCheck:
-        """Return what the judge says of one more run of the unchanged script: no fault, if right.
-
-        Args:
-            number: Counts the runs.
-        """
-        first = self.check(self.floor)
-        if not self._baseline:
-            return first
-        records = _records(self._trial(self.floor, f"again-{number}"))
-        if not records:
-            return LossCheck(status="not_compared", why=words("guard.left_no_record"))
-        return self._compare_as(Numerics.ROUNDING, self.floor, records)
-
-    def note_weaker(self, technique: str, promise: str) -> None:
-        """Hold a technique to the weaker promise that it keeps here, on top of any recipe."""
-        self._weaker[technique] = Numerics(promise)
+        self._weaker = {name: Numerics(kept) for name, kept in asked.options["weaker"].items()}
+        check, trial_s = self.check(asked.recipe), max(self._latest_s, default=0.0)
+        return Judgement(check=check, aa_check=self.aa_check, trial_s=trial_s)
 
     def _judge(self, recipe: Recipe) -> LossCheck:
         if self.aa_check is None:
@@ -117,7 +84,7 @@ class GuardChecker:
         if not self._baseline or not self._repeat:
             return self.aa_check or LossCheck(status="not_compared")
         self.tell(words("trying.guard", recipe=recipe.label))
-        name = f"candidate-{len(self._verdicts or {})}"
+        name = f"candidate-{len(self._verdicts)}"
         trial = self._trial(recipe, name)
         records = _records(trial)
         if not records:
@@ -148,29 +115,29 @@ class GuardChecker:
     ) -> LossCheck:
         """Judge every rank's record; ask how far rounding carries where a limit is in the way."""
         check = self._judged(promise, recipe, records)
-        if check.status != "rejected" or not self._calibration or self._baseline[0].low_precision:
+        if check.status != "rejected" or promise is Numerics.EXACT or not self._calibration:
+            return check
+        if self._baseline[0].low_precision:
             return check  # in low precision a script rounds everything on its own
-        if promise is Numerics.PRECISION:
-            # What is further off than bf16 itself no ceiling did.
-            if self._judged(promise, recipe, records, rounded=self._calibration).passed:
-                if self._rounded is None:
-                    self._rounded = self._perturbed("rounded", rounds=True)
-                check = self._judged(promise, recipe, records, rounded=self._rounded)
+        is_precision = promise is Numerics.PRECISION
+        known = self._calibration if is_precision else ()
+        # What fails the widest limits needs no trial more; nor does what is further off than bf16
+        # itself, which no ceiling did.
+        if not self._judged(Numerics.PRECISION, recipe, records, rounded=known).passed:
             return check
-        # What fails the widest limits needs no trial more.
-        if (
-            promise is Numerics.EXACT
-            or not self._judged(Numerics.PRECISION, recipe, records).passed
-        ):
-            return check
-        if self._nudged is None:
-            self._nudged = self._perturbed("nudged", nudges=True)
-        return self._judged(promise, recipe, records, nudged=self._nudged)
+        if is_precision:
+            rounded = self._with_other_inputs("rounded", rounds=True)
+            return self._judged(promise, recipe, records, rounded=rounded)
+        nudged = self._with_other_inputs("nudged", nudges=True)
+        return self._judged(promise, recipe, records, nudged=nudged)
 
-    def _perturbed(self, name: str, **how: bool) -> tuple[GuardRecord, ...]:
+    def _with_other_inputs(self, name: str, **how: bool) -> tuple[GuardRecord, ...]:
         """Return records of the baseline with other inputs and weights; empty where it failed."""
-        self.tell(words(f"trying.guard_{name}"))
-        return _records(self._trial(self.floor, name, steps=ROUNDED_STEPS, **how))
+        if name not in self._perturbed:
+            self.tell(words(f"trying.guard_{name}"))
+            trial = self._trial(self.floor, name, steps=ROUNDED_STEPS, **how)
+            self._perturbed[name] = _records(trial)
+        return self._perturbed[name]
 
     def _judged(
         self,
@@ -184,7 +151,7 @@ class GuardChecker:
         """Judge every rank's record against the same rank's of the baseline."""
         count = len(self._baseline)
         checks = [
-            judge_trials(
+            judge(
                 Trials(
                     baseline=baseline,
                     candidate=record,
@@ -206,10 +173,8 @@ class GuardChecker:
                 strict=False,
             )
         ]
-        if len(checks) != count:
-            why = words("guard.few_records", n=str(len(checks)), all=str(count))
-            return LossCheck(status="not_compared", why=why)
-        return of_all_ranks(checks, count, len(records))
+        # A trial that left records of fewer ranks ends the checks before the last one.
+        return of_all_ranks(checks, count, len(records) if len(checks) == count else len(checks))
 
     def _look_at_activity(self, recipe: Recipe, name: str, check: LossCheck) -> LossCheck:
         """Reject a recipe under which dropout no longer acts: the judge compares with it off."""
@@ -251,10 +216,13 @@ class GuardChecker:
         checks = [aa(first, second) for first, second in pairs]
         self.aa_check = of_all_ranks(checks, len(self._baseline), len(self._repeat))
         self.tell(words("trying.guard_bf16"))
-        # A script that runs in bf16 on its own is compared with itself in full precision.
+        # A script that runs in bf16 on its own is compared with itself in full precision. Elsewhere
+        # bf16 shows each tensor's natural scale of rounding (docs/guard-checks.md), for rounding
+        # techniques and CPUs without bf16 units, too: it need not be fast, only less exact.
         recipe = self.floor
         if not self._baseline[0].low_precision:
-            recipe = recipe.plus(Choice(technique=calibration_technique()))
+            (name,) = catalogue.declared("calibrates_guard")
+            recipe = recipe.plus(Choice(technique=name))
         trial = self._trial(recipe, "calibration", drops_autocast=self._baseline[0].low_precision)
         self._calibration = _records(trial)
 
@@ -285,13 +253,7 @@ def find_guilty(
     """Return what of a rejected recipe the guard rejects, as far as there was time to find it.
 
     By bisection: the shortest beginning of what came in that is rejected ends with a guilty
-    technique. It is taken out, until the rest passes.
-
-    Args:
-        history: Asks the guard.
-        base: What it was tried on top of, which passes.
-        recipe: With more techniques, in the order in which they are suspected last.
-        may_go_on: Whether there is time for another guard trial.
+    technique. It is taken out, until the rest passes. What it was tried on top of, `base`, passes.
     """
     suspects = [choice for choice in recipe.choices if choice not in base.choices]
     guilty: list[Choice] = []
@@ -327,9 +289,7 @@ def promise_of(recipe: Recipe) -> Numerics:
 
 def _without_training(recipe: Recipe, floor: Recipe) -> Recipe:
     """Return the techniques of a recipe whose effect on the numbers can be compared."""
-    for name in recipe.names:
-        if name in floor.names:
-            continue
+    for name in set(recipe.names) - set(floor.names):
         if catalogue.technique_class(name).numerics is Numerics.TRAINING:
             recipe = recipe.without(name)
     return recipe

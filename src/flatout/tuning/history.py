@@ -76,27 +76,24 @@ def append_results(path: Path, ablation: Ablation, script: str, device: str) -> 
     On a full disk the history lacks it: the tuning's own result is worth more than its end.
     """
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    lines = [
-        json.dumps(
-            to_plain(
-                EarlierResult(
-                    at=now,
-                    script=script,
-                    device=device,
-                    technique=row.choice.technique,
-                    predicted=row.predicted_ratio,
-                    ratio=row.comparison.ratio,
-                    interval=row.comparison.interval,
-                    n=row.comparison.n,
-                    verdict=row.verdict.value,
-                    settings=row.choice.settings,
-                )
-            )
+    found = [
+        EarlierResult(
+            at=now,
+            script=script,
+            device=device,
+            technique=row.choice.technique,
+            predicted=row.predicted_ratio,
+            ratio=row.comparison.ratio,
+            interval=row.comparison.interval,
+            n=row.comparison.n,
+            verdict=row.verdict.value,
+            settings=row.choice.settings,
         )
         for row in ablation.rows
         if row.stage == "add" and row.comparison and row.predicted_ratio and not row.together_with
     ]
-    if lines:
+    if found:
         # The first end of a line closes what a process that was killed may have left half written.
+        text = "".join(f"\n{json.dumps(to_plain(one))}" for one in found) + "\n"
         with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
-            file.write("".join(f"\n{line}" for line in lines) + "\n")
+            file.write(text)

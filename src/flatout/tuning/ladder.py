@@ -16,7 +16,7 @@ from flatout.records.profile import Profile
 from flatout.records.statistics import Decision, Rule
 from flatout.records.trial import Trial
 from flatout.records.units import format_duration
-from flatout.tuning.bundle import WORTH, all_of, is_time_short, passengers_s, try_bundle
+from flatout.tuning.bundle import WORTH, all_of, is_time_short, settle_together, try_bundle
 from flatout.tuning.experiments import Asking
 from flatout.tuning.pairs import Match
 from flatout.tuning.ranking import (
@@ -29,7 +29,7 @@ from flatout.tuning.ranking import (
     rank,
 )
 from flatout.tuning.screening import can_screen, screen_first, screen_hope_per_s
-from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Open, TuningState, settle_guilty
+from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Open, TuningState
 
 SINGLE_PAIRS = 4
 """Pairs for one technique while it may still be played together with others."""
@@ -48,9 +48,8 @@ def climb(ladder: TuningState) -> Asking[None]:
     What was seen to help together goes first as one, before the screen where it promises more for
     its time: a screen of the computation shows little while the step waits for data. With too
     little time for both proofs it is on all through the screen, and one race proves all of it.
-    Where nothing can be screened, the techniques on the computation are played as one then.
-    Those that stay open are played
-    together as soon as that promises more for its time than the next technique does.
+    Where nothing can be screened, the techniques on the computation are played as one then. Those
+    that stay open are played together as soon as that promises more for its time than the next one.
     """
     looked = yield from _looked(ladder)
     ranked = rank(looked, ladder.search, ladder.experience)
@@ -111,7 +110,8 @@ def _comes_too_late(ladder: TuningState, candidate: Candidate) -> bool:
         return True
     # What came in unproven may hurt by more than a small technique promises.
     if candidate.ratio < WORTH:
-        left_over -= passengers_s(ladder)
+        unproven = ladder.passengers.intersection(ladder.recipe.names)
+        left_over -= 2 * FIRST_PAIRS * len(unproven) * ladder.trial_s
     # A first technique is looked at even where there will be no time to prove it.
     return left_over < 0 and not ladder.is_first_look
 
@@ -147,15 +147,9 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
     for label, why in (ladder.passed_over | _without_use(ladder, too_late)).items():
         if label not in known:
             by_reason.setdefault(why, []).append(label)
-    ladder.notes += [
-        words(f"tune_note.{_name_of(why)}", techniques=tuple(group), why=why)
-        for why, group in by_reason.items()
-    ]
-
-
-def _name_of(why: str) -> str:
-    """Return what the note is called on techniques that were passed over for this reason."""
-    return "hidden" if code_of(why) == HIDDEN else "impossible"
+    for why, labels in by_reason.items():
+        note = "hidden" if code_of(why) == HIDDEN else "impossible"
+        ladder.notes.append(words(f"tune_note.{note}", techniques=tuple(labels), why=why))
 
 
 def _without_use(ladder: TuningState, too_late: Sequence[Candidate]) -> dict[str, str]:
@@ -296,26 +290,19 @@ def _try_together(ladder: TuningState) -> Asking[None]:
     if len(bundle) < 2 or _labels(bundle) <= ladder.bundled or not ladder.has_time():
         return
     ladder.bundled = _labels(bundle)
-    others = bundle[:-1]
-    recipe = ladder.recipe.plus(*(item.candidate.choice for item in bundle))
+    candidates = [item.candidate for item in bundle]
+    recipe = ladder.recipe.plus(*(x.choice for x in candidates))
     ladder.say(recipe.label)
     match = yield from ladder.play(recipe, Rule())
-    names = tuple(item.candidate.choice.technique for item in others)
-    all_open = all_of([item.candidate for item in bundle])
-    row = yield from ladder.settle(all_open, recipe, match, together_with=names)
-    is_rejected = row.verdict is Verdict.REJECTED
-    guilty = (yield from settle_guilty(ladder, recipe)) if is_rejected else ()
+    row, guilty = yield from settle_together(ladder, candidates, recipe, match)
     if guilty:
-        labels = {choice.label for choice in guilty}
-        ladder.undecided = [x for x in ladder.undecided if x.candidate.choice.label not in labels]
-        rejects = words("row.guard_rejects", techniques=", ".join(sorted(labels)))
-        ladder.rows[-1] = replace(row, why=joined(row.why, rejects))
+        ladder.undecided = [x for x in ladder.undecided if x.candidate.choice.label not in guilty]
         yield from _try_together(ladder)
     if row.verdict is Verdict.KEPT:
         ladder.undecided.clear()
-        for item in others:
+        why = words("row.undecided_alone", technique=row.choice.technique)
+        for item in bundle[:-1]:
             place = ladder.rows.index(item.row)
-            why = words("row.undecided_alone", technique=row.choice.technique)
             ladder.rows[place] = replace(item.row, verdict=Verdict.TOGETHER, why=why)
 
 

@@ -90,7 +90,8 @@ class PairHosts:
         """
         base, candidate = asked.options["base"], asked.recipe
         if any((task.base, task.candidate) != (base, candidate) for _, task in self._asked):
-            self._forget()
+            # What became of pairs that no one asks for any more says nothing.
+            self._end([host for host, _ in self._asked], CANCEL_S)
         if self._asked:
             host, _ = self._asked.popleft()
             return self._counted(host)
@@ -107,38 +108,18 @@ class PairHosts:
             self._asked.append((host, task))
         return ()
 
-    def alone_where_needed(self, run: Runner) -> Runner:
-        """Return what runs a trial here, again without the hosts where they were in its way.
-
-        Trials of one machine keep clear of each other's files. On a disk that hosts share the
-        second one is ended instead: that says nothing about its recipe.
-        """
-        if not self.hosts:
-            return run
-
-        def run_here(
-            workload: Workload, recipe: Recipe, machine: Machine, options: TrialOptions
-        ) -> Trial:
-            trial = run(workload, recipe, machine, options)
-            if trial.details.get("why") != "unrecorded" or not self.hosts:
-                return trial
-            self.end()
-            for host in [*self.hosts]:
-                self._drop(host, words("hosts.same_files"))
-            return run(workload, recipe, machine, options)
-
-        return run_here
-
     def end(self) -> None:
         """End what runs on the hosts, and wait for that."""
-        self._asked.clear()
-        _end([host for host in self.hosts if host not in self._cold], END_S)
+        self._end([host for host in self.hosts if host not in self._cold], END_S)
 
-    def _forget(self) -> None:
-        """End the pairs that no one asks for any more; what became of them says nothing."""
-        hosts = [host for host, _ in self._asked]
+    def _end(self, hosts: Sequence[Host], most_s: float) -> None:
+        """End what hosts play, and wait for all of them together, so long at most."""
         self._asked.clear()
-        _end(hosts, CANCEL_S)
+        for host in hosts:
+            host.cancel()
+        ends_at = time.monotonic() + most_s
+        while not all(host.is_done() for host in hosts) and time.monotonic() < ends_at:
+            time.sleep(POLL_S)
 
     def _is_free(self, host: Host) -> bool:
         if host in self._cold or not host.is_done():
@@ -161,15 +142,6 @@ class PairHosts:
         self._cold = [one for one in self._cold if one is not host]
         self.notes.append(words("hosts.dropped", host=host.name, why=why))
         self.say(self.notes[-1])
-
-
-def _end(hosts: Sequence[Host], most_s: float) -> None:
-    """End what hosts play, and wait for all of them together, so long at most."""
-    for host in hosts:
-        host.cancel()
-    ends_at = time.monotonic() + most_s
-    while not all(host.is_done() for host in hosts) and time.monotonic() < ends_at:
-        time.sleep(POLL_S)
 
 
 def play_task(
@@ -217,11 +189,7 @@ def _why_not(runner: TrialRunner, task: HostTask) -> str:
     sides = Sides()
     failure = runner.drive(
         play_pair(
-            runner.history,
-            task.base,
-            task.candidate,
-            sides,
-            starts_with_base=task.starts_with_base,
+            runner.history, task.base, task.candidate, sides, starts_with_base=task.starts_with_base
         )
     )
     if failure is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from flatout.records.ablation import Comparison, LossCheck, Row, Verdict
 from flatout.records.messages import interval_of, named, times, words
-from flatout.records.profile import PeakBytes, Profile
+from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import (
     Decision,
@@ -51,13 +51,11 @@ class Sides:
 class Match:
     """The outcome of comparing two recipes."""
 
-    decision: Decision
-    comparison: Comparison | None
-    base: Profile | None
+    decision: Decision = Decision.UNDECIDED
+    comparison: Comparison | None = None
+    base: Profile | None = None
     """Profile of the base's middle trial."""
-    candidate: Profile | None
-    first_candidate: Profile | None = None
-    """Profile of the candidate's first trial: it compiles what no earlier tuning compiled."""
+    candidate: Profile | None = None
     failure: Trial | None = None
     """The candidate's trial that did not work, if any."""
     sides: Sides = field(default_factory=Sides)
@@ -109,13 +107,7 @@ def play(
             break
         failure = yield from _next_pair(history, base, candidate, sides)
         if failure is not None:
-            return Match(
-                decision=Decision.UNDECIDED,
-                comparison=None,
-                base=_middle(sides.base),
-                candidate=None,
-                failure=failure,
-            )
+            return Match(base=_middle(sides.base), failure=failure)
         if len(sides.base) == number:  # the pair does not count
             if len(sides.disturbed) >= MOST_DISTURBED:
                 break
@@ -127,7 +119,6 @@ def play(
         comparison=compare(evidence, rule) if evidence else None,
         base=_middle(sides.base),
         candidate=_middle(sides.candidate),
-        first_candidate=sides.candidate[0] if sides.candidate else None,
         sides=sides,
         ran_out=ran_out,
         disturbed=sides.disturbed[-1] if len(sides.disturbed) >= MOST_DISTURBED else "",
@@ -218,7 +209,7 @@ def _evidence(history: TrialHistory, sides: Sides, rule: Rule) -> Evidence:
         for profile, base in zip(sides.candidate, sides.base, strict=True)
     ]
     own = {*base_s, *(profile.whole_step_ms / 1e3 for profile in sides.candidate)}
-    others = [[t for t in group if t not in own] for group in history.all_times()]
+    others = [[t for t in group if t not in own] for group in history.step_s.values()]
     prior = prior_of([g for g in others if g], rule)
     return gather(base_s, candidate_s, prior, rule, sides.in_process)
 
@@ -270,7 +261,9 @@ def row_of(candidate: Candidate, base: Recipe, match: Match, check: LossCheck) -
         why=why,
     )
     if shown and candidate.effect.peak_bytes < 0 and match.base is not None and not why:
-        row = replace(row, why=_memory_line(match.base.peak_bytes, shown.peak_bytes))
+        peaks = (match.base.peak_bytes, shown.peak_bytes)
+        was, now = (format_bytes(peak.allocated or peak.device) for peak in peaks)
+        row = replace(row, why=words("row.memory", now=now, was=was))
     return row.seen(shown)
 
 
@@ -286,12 +279,6 @@ def verdict_of(match: Match, check: LossCheck) -> tuple[Verdict, str]:
     if match.disturbed:
         return Verdict.INCONCLUSIVE, words("row.not_measured", why=match.disturbed)
     return Verdict.INCONCLUSIVE, words("row.budget") if match.ran_out else ""
-
-
-def _memory_line(before: PeakBytes, after: PeakBytes) -> str:
-    """Say what a technique that saves memory did to the peak."""
-    was, now = (peak.allocated or peak.device for peak in (before, after))
-    return words("row.memory", now=format_bytes(now), was=format_bytes(was))
 
 
 def failed_verdict(trial: Trial) -> tuple[Verdict, str]:
@@ -321,10 +308,11 @@ def unchecked() -> LossCheck:
 
 def _break_even(match: Match) -> tuple[float, int | None]:
     """Return the extra start-up of the candidate and the steps that pay it back."""
-    first, base, steady = match.first_candidate, match.base, match.candidate
-    if first is None or base is None or steady is None:
+    base, steady, all_of_them = match.base, match.candidate, match.sides.candidate
+    if base is None or steady is None or not all_of_them:
         return 0.0, None
-    startup_s = (first.warmup_ms - base.warmup_ms) / 1e3
+    # The first trial compiles what no earlier tuning compiled.
+    startup_s = (all_of_them[0].warmup_ms - base.warmup_ms) / 1e3
     saved_s = (base.whole_step_ms - pace_ms(steady, base)) / 1e3
     if startup_s < MIN_STARTUP_S or saved_s <= 0:
         return max(0.0, startup_s), None

@@ -17,19 +17,20 @@ What is asked for is run by `flatout.workflow.tune`; a journal's records lead th
 experiments again without running any.
 """
 
+import functools
 import math
 from dataclasses import dataclass, field, replace
 
 from flatout.records.ablation import Comparison, Feeding, LossCheck, Row, StagedRow, Verdict
 from flatout.records.errors import UserError
+from flatout.records.live import Tell
 from flatout.records.machine import Machine
 from flatout.records.messages import code_of, named, words
 from flatout.records.profile import Profile
-from flatout.records.recipe import Choice, Recipe
+from flatout.records.recipe import Recipe
 from flatout.records.statistics import Decision, Rule
 from flatout.records.technique import Numerics
 from flatout.records.trial import TECHNIQUE_NOTE, Outcome, Trial
-from flatout.tuning.bundle import drop_order
 from flatout.tuning.experiments import ENDS, Asking, Budget, TrialHistory, stop_of
 from flatout.tuning.extra_profiling import Looks, look_closer
 from flatout.tuning.feeding import (
@@ -39,15 +40,14 @@ from flatout.tuning.feeding import (
     look,
     time_stored_sample,
 )
-from flatout.tuning.guard_checker import find_guilty
 from flatout.tuning.history import Errors
 from flatout.tuning.ladder import climb
 from flatout.tuning.pairs import BUSY, Match, play, verdict_of
 from flatout.tuning.ranking import Search
-from flatout.tuning.rescue import RescuedBaseline, make_it_run, retry_with_fewer_workers
-from flatout.tuning.spreading import Way, find_way, make_it_fit
+from flatout.tuning.rescue import Baseline, make_it_run, retry_with_fewer_workers
+from flatout.tuning.spreading import find_way, make_it_fit
 from flatout.tuning.staged import TIME_SHARE, Measured, measure_stages
-from flatout.tuning.state import OVERDRAFT, Tell, TuningState, progress
+from flatout.tuning.state import OVERDRAFT, TuningState, progress
 from flatout.tuning.worker_scan import WorkerScans
 
 CONFIRM_PAIRS = 3
@@ -121,9 +121,7 @@ def tuning(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
         machine=task.machine, budget=budget, accepts_load=task.accepts_load, hosts=task.hosts
     )
     search = Search(machine=task.machine, ceiling=task.numerics, only=task.only, skip=task.skip)
-    way, rescue = yield from _baseline(history, search, task.ranks, tell)
-    if task.ranks > 1 and not way.rows:
-        way = yield from find_way(history, search, way, task.ranks, tell)
+    way = yield from _baseline(history, search, task.ranks, tell)
     first, floor, stopped = way.trial, way.recipe, way.stopped
     assert first.profile is not None
     loaders = tuple(loader.address for loader in first.profile.training_loaders)
@@ -146,9 +144,9 @@ def tuning(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
         scans=WorkerScans(history=history, search=search),
         looks=looks,
         earlier=task.earlier,
-        rows=[*(rescue.rows() if rescue else ()), *way.rows],
+        rows=[*way.rows],
         settled={choice.technique for choice in floor.choices},
-        notes=[*(rescue.notes() if rescue else ()), *way.notes],
+        notes=[*way.notes],
         stopped=stopped or "finished",
     )
     proof = RecipeProof() if stopped else (yield from _climb_and_confirm(state))
@@ -175,9 +173,7 @@ def _left_for_stages_s(task: TuningTask, state: TuningState) -> float:
     return -math.inf if is_ended else task.budget_s - state.budget.elapsed_s
 
 
-def _baseline(
-    history: TrialHistory, search: Search, ranks: int, tell: Tell
-) -> Asking[tuple[Way, RescuedBaseline | None]]:
+def _baseline(history: TrialHistory, search: Search, ranks: int, tell: Tell) -> Asking[Baseline]:
     """Time the unchanged script; where it does not run, make it run if something is known to help.
 
     A training that one device is too small for is spread over those that the user has.
@@ -188,19 +184,17 @@ def _baseline(
     """
     tell(progress(history.budget, words("trying.unchanged"), event=words("trying.measuring")))
     first = yield from history.time(Recipe())
+    found = None
     if first.outcome is Outcome.OOM and ranks > 1:
-        spread = yield from make_it_fit(history, search, first, ranks, tell)
-        if spread is not None:
-            return spread, None
-    if first.outcome is Outcome.OOM:
-        rescue: RescuedBaseline | None = yield from make_it_run(history, search, first, tell)
-    else:
-        rescue = yield from retry_with_fewer_workers(history, search, first, tell)
-    if rescue is not None:
-        first = rescue.trial or rescue.first
-    if first.outcome is not Outcome.OK or first.profile is None:
-        raise BaselineFailedError(first)
-    return Way(recipe=rescue.recipe if rescue else Recipe(), trial=first), rescue
+        found = yield from make_it_fit(history, search, first, ranks, tell)
+    if found is None:
+        rescue = make_it_run if first.outcome is Outcome.OOM else retry_with_fewer_workers
+        found = yield from rescue(history, search, first, tell)
+    if found.trial.outcome is not Outcome.OK or found.trial.profile is None:
+        raise BaselineFailedError(found.trial)
+    if ranks == 1 or found.recipe.num_ranks > 1:
+        return found
+    return (yield from find_way(history, search, found, ranks, tell))
 
 
 def _look(
@@ -252,12 +246,13 @@ def _drop_one(state: TuningState) -> Asking[None]:
     """
     kept = [row for row in state.rows if row.verdict is Verdict.KEPT]
     last = kept[-1].choice if kept and _came_in_alone(kept[-1]) else None
-    for choice in drop_order(state):
-        if choice in state.floor.choices:
+    # Passengers first: nothing was proven of them.
+    for choice in sorted(state.recipe.choices, key=lambda x: x.technique not in state.passengers):
+        if choice in state.floor.choices or choice == last or len(state.recipe.choices) < 2:
             continue
-        if len(state.recipe.choices) < 2 or choice == last or not state.has_time():
-            continue
-        if _is_sure(_row_about(state, choice)):
+        # Of a technique that came in with others, its own row is the earlier one.
+        row = next(row for row in reversed(state.rows) if row.choice == choice)
+        if not state.has_time() or _is_sure(row):
             continue
         state.say(words("trying.without", technique=choice.technique))
         without = state.recipe.without(choice.technique)
@@ -268,7 +263,7 @@ def _drop_one(state: TuningState) -> Asking[None]:
             may_go_on=lambda _: state.budget.left_s > state.reserve_s,
             rule=Rule(max_pairs=DROP_PAIRS, min_pairs_to_drop=DROP_AFTER),
         )
-        yield from _judge_drop(state, _row_about(state, choice), match, without)
+        yield from _judge_drop(state, row, match, without)
 
 
 def _came_in_alone(row: Row) -> bool:
@@ -280,14 +275,6 @@ def _is_sure(row: Row) -> bool:
     """Return whether a screen has left the technique out already, and seen what it does."""
     pair = row.comparison
     return pair is not None and pair.source == "screen" and pair.interval[0] > 1
-
-
-def _row_about(state: TuningState, choice: Choice) -> Row:
-    """Return the last row on a technique.
-
-    Where it came in with others, its own is the earlier one.
-    """
-    return next(row for row in reversed(state.rows) if row.choice == choice)
 
 
 def _judge_drop(state: TuningState, row: Row, match: Match, without: Recipe) -> Asking[None]:
@@ -327,11 +314,8 @@ def _confirm(state: TuningState) -> Asking[RecipeProof]:
         is_busy = code_of(match.disturbed) == BUSY
         state.stopped = "machine busy" if is_busy else "baseline failed"
         return RecipeProof()
+    # It has passed when it was kept: nothing is run for that.
     check = yield from state.history.check(state.recipe)
-    if match.decision is Decision.KEPT and not check.passed:
-        is_rest = yield from _without_guilty(state, check)
-        if is_rest:
-            return (yield from _confirm(state))
     if match.decision is Decision.KEPT and check.passed:
         notes = match.candidate.notes if match.candidate else ()
         state.notes += [note for note in notes if code_of(note) == TECHNIQUE_NOTE]
@@ -356,28 +340,6 @@ def _is_cut_short(match: Match) -> bool:
     return is_open and pair is not None and pair.n < Rule().max_pairs
 
 
-def _without_guilty(state: TuningState, check: LossCheck) -> Asking[bool]:
-    """Take what the guard rejects out of the final recipe; say whether that leaves anything."""
-    guilty = yield from find_guilty(
-        state.history, state.baseline, state.recipe, lambda: _has_overdraft(state)
-    )
-    rest = state.recipe
-    for choice in guilty:
-        rest = rest.without(choice.technique)
-    if not guilty or rest == state.baseline:
-        return False
-    names = ", ".join(choice.technique for choice in guilty)
-    state.notes.append(words("tune_note.guard_rejects", techniques=names, why=check.why))
-    state.rows = [
-        replace(row, verdict=Verdict.REJECTED, why=check.why)
-        if row.choice in guilty and row.verdict in {Verdict.KEPT, Verdict.TOGETHER}
-        else row
-        for row in state.rows
-    ]
-    state.recipe, state.race = rest, None
-    return True
-
-
 def _has_overdraft(state: TuningState) -> bool:
     return state.budget.left_s > -OVERDRAFT * state.budget.total_s
 
@@ -389,33 +351,18 @@ def _confirmed(state: TuningState) -> Asking[Match]:
     undecided: where it promises a gain all the same, as many pairs again are played, a little
     beyond the budget if need be.
     """
-    rule = Rule(at_least=state.confirm_pairs, patience=Rule().max_pairs)
-    history, base, recipe = state.history, state.baseline, state.recipe
     race = state.race
     if race and race.comparison and race.comparison.n >= state.confirm_pairs:
         return race
-    match = yield from play(
-        history,
-        base,
-        recipe,
-        may_go_on=lambda _: state.budget.left_s > 0,
-        rule=rule,
-        sides=race.sides if race else None,
-    )
+    compared = functools.partial(play, state.history, state.baseline, state.recipe)
+    rule = Rule(at_least=state.confirm_pairs, patience=Rule().max_pairs)
+    sides = race.sides if race else None
+    match = yield from compared(may_go_on=lambda _: state.budget.left_s > 0, rule=rule, sides=sides)
     if not match.is_cut_short(rule) or match.comparison is None:
         return match
     most = min(rule.max_pairs, 2 * max(state.confirm_pairs, match.comparison.n))
-    more = replace(rule, max_pairs=most)
-    return (
-        yield from play(
-            history,
-            base,
-            recipe,
-            may_go_on=lambda _: _has_overdraft(state),
-            rule=more,
-            sides=match.sides,
-        )
-    )
+    rule, sides = replace(rule, max_pairs=most), match.sides
+    return (yield from compared(may_go_on=lambda _: _has_overdraft(state), rule=rule, sides=sides))
 
 
 def _fed(state: TuningState, final: Profile | None) -> Asking[Feeding | None]:

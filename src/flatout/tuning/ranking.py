@@ -106,6 +106,11 @@ class Search:
         is_named = name not in self.skip and (not self.only or name in self.only)
         return is_named and self.ceiling.allows(promise)
 
+    def kinds(self) -> dict[str, type[Technique]]:
+        """Return the techniques that may be tried, by name."""
+        known = {name: catalogue.technique_class(name) for name in catalogue.names()}
+        return {name: kind for name, kind in known.items() if self.allows(name, kind.numerics)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
@@ -153,9 +158,7 @@ def rank(
     """Return the candidates of every allowed technique, the most gain per second first."""
     found = [
         candidate_of(name, option, profile, search.machine, experience)
-        for name in catalogue.names()
-        for kind in [catalogue.technique_class(name)]
-        if search.allows(name, kind.numerics)
+        for name, kind in search.kinds().items()
         for option in kind.candidates(profile, search.machine)
     ]
     return sorted(found, key=lambda candidate: (-candidate.hope_per_s, -candidate.ratio))

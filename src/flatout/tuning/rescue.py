@@ -12,26 +12,40 @@ from flatout.analysis.loader_faults import half_of_own_workers
 from flatout.records import catalogue
 from flatout.records.ablation import LossCheck, Row, Verdict
 from flatout.records.errors import UserError
-from flatout.records.live import Progress
+from flatout.records.live import Tell
 from flatout.records.messages import named, words
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics, name_of
 from flatout.records.trial import Outcome, Trial
 from flatout.tuning.experiments import Asking, MachineBusyError, TrialHistory
+from flatout.tuning.guard_checker import promise_of
 from flatout.tuning.pairs import ended_with
 from flatout.tuning.ranking import Search
 from flatout.tuning.state import progress
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What everything is compared with: the script as it is, or with what it does not do without.
+
+    That is what makes it run at all, and how it is spread over several devices.
+    """
+
+    recipe: Recipe = Recipe()
+    trial: Trial
+    rows: tuple[Row, ...] = ()
+    notes: tuple[str, ...] = ()
+    stopped: str = ""
+    """What ended the tuning meanwhile, as `Ablation.stopped` says it."""
+
+
 @dataclass(slots=True, kw_only=True)
-class RescuedBaseline:
-    """What was tried to make a script run."""
+class RescueLadder:
+    """What is tried to make a script run."""
 
     history: TrialHistory
     tell: Callable[[str], None]
     may_go_on: Callable[[], bool]
-    first: Trial
-    """The unchanged script's trial, which failed."""
     recipe: Recipe = Recipe()
     trial: Trial | None = None
     """The trial that ran, if any did."""
@@ -40,11 +54,6 @@ class RescuedBaseline:
     tried: list[tuple[Choice, Trial]] = field(default_factory=list)
     ran_out: bool = False
     """Whether there was no time for the rest of the ladder."""
-
-    @property
-    def runs(self) -> bool:
-        """Whether the script runs with the recipe."""
-        return self.trial is not None
 
     def climb(self, rungs: Iterator[Choice]) -> Asking[None]:
         """Add one technique after the other until a trial runs."""
@@ -58,13 +67,16 @@ class RescuedBaseline:
             self.tell(words("trying.fits", recipe=recipe.label))
             trial = yield from self.history.time(recipe)
             self.tried.append((choice, trial))
-            self._note_refused(trial)
+            refusals = [x for x in trial.not_applied if x.status != "unseen"]
+            self.refused |= {x.technique: x.why for x in refusals}
             if trial.outcome not in (Outcome.OK, Outcome.OOM):
                 continue  # this technique breaks the script: the next one goes without it
-            runs = trial.outcome is Outcome.OK and trial.profile is not None
+            runs = _runs(trial)
             # A rung that could not act takes nothing's place.
             acted = choice.technique not in self.refused
-            self.recipe = self._allowed(recipe if acted or runs else self.recipe)
+            found = recipe if acted or runs else self.recipe
+            kept = tuple(x for x in found.choices if x.technique not in self.refused)
+            self.recipe = replace(found, choices=kept)
             if runs:
                 self.trial = trial
                 return
@@ -80,51 +92,39 @@ class RescuedBaseline:
                 trial = yield from self.history.time(without)
             except MachineBusyError:
                 return
-            if trial.outcome is Outcome.OK and trial.profile is not None:
+            if _runs(trial):
                 self.recipe, self.trial = without, trial
 
-    def notes(self) -> list[str]:
-        """Return what a reader of the table must know."""
-        unchanged = words("rescue.unchanged", message=self.first.message)
-        if not self.recipe.choices:
-            return [unchanged, words("rescue.once_more")]
-        label = self.recipe.label
-        numerics = [catalogue.technique_class(name).numerics for name in self.recipe.names]
-        promise = max(numerics, key=lambda each: each.rank, default=Numerics.EXACT)
-        return [
-            unchanged,
-            words("rescue.baseline", recipe=label),
-            words("rescue.unproven", recipe=label, promise=promise.value),
-        ]
+    def baseline(self, first: Trial, trial: Trial) -> Baseline:
+        """Return what runs, with what a reader of the table must know of its first trial."""
+        notes = [words("rescue.unchanged", message=first.message)]
+        if self.recipe.choices:
+            label, promise = self.recipe.label, promise_of(self.recipe).value
+            notes.append(words("rescue.baseline", recipe=label))
+            notes.append(words("rescue.unproven", recipe=label, promise=promise))
+        else:
+            notes.append(words("rescue.once_more"))
+        rows = tuple(_row(choice, tried, self.recipe) for choice, tried in self.tried)
+        return Baseline(recipe=self.recipe, trial=trial, rows=rows, notes=tuple(notes))
 
-    def rows(self) -> tuple[Row, ...]:
-        """Return a row for each technique that was tried."""
-        return tuple(_row(choice, trial, self.recipe) for choice, trial in self.tried)
 
-    def _note_refused(self, trial: Trial) -> None:
-        for applied in trial.not_applied:
-            if applied.status != "unseen":
-                self.refused[applied.technique] = applied.why
-
-    def _allowed(self, recipe: Recipe) -> Recipe:
-        kept = tuple(c for c in recipe.choices if c.technique not in self.refused)
-        return replace(recipe, choices=kept)
+def _runs(trial: Trial) -> bool:
+    return trial.outcome is Outcome.OK and trial.profile is not None
 
 
 def make_it_run(
-    history: TrialHistory, search: Search, first: Trial, tell: Callable[[Progress], None]
-) -> Asking[RescuedBaseline]:
+    history: TrialHistory, search: Search, first: Trial, tell: Tell
+) -> Asking[Baseline]:
     """Try techniques until the script runs; at most half of the time goes into that."""
     budget = history.budget
     tell(progress(budget, "", event=words("trying.failed", message=first.message)))
-    rescue = RescuedBaseline(
+    rescue = RescueLadder(
         history=history,
         tell=lambda text: tell(progress(budget, text)),
         may_go_on=lambda: budget.left_s > budget.total_s / 2,
-        first=first,
     )
     yield from rescue.climb(rungs_for(search))
-    if not rescue.runs:
+    if rescue.trial is None:
         tried = ", ".join(choice.label for choice, _ in rescue.tried) or "nothing"
         more = "there was no time for more, give a larger --budget; " if rescue.ran_out else ""
         raise UserError(
@@ -133,7 +133,7 @@ def make_it_run(
         )
     yield from rescue.shed()
     tell(progress(budget, "", event=words("trying.runs", recipe=rescue.recipe.label)))
-    return rescue
+    return rescue.baseline(first, rescue.trial)
 
 
 def with_rung(recipe: Recipe, choice: Choice) -> Recipe:
@@ -151,35 +151,31 @@ def with_rung(recipe: Recipe, choice: Choice) -> Recipe:
 
 
 def retry_with_fewer_workers(
-    history: TrialHistory, search: Search, first: Trial, tell: Callable[[Progress], None]
-) -> Asking[RescuedBaseline | None]:
-    """Try a script whose own workers died or hang once more with half of them; None if it cannot.
+    history: TrialHistory, search: Search, first: Trial, tell: Tell
+) -> Asking[Baseline]:
+    """Try a script whose own workers died or hang once more with half of them, where that may help.
 
-    Where that fails too, the first trial that is returned says so.
+    Where it fails all the same, so did the trial that is returned.
     """
-    fewer = half_of_own_workers(first.details)
-    if fewer is None or history.budget.left_s <= 0 or not _may_try(fewer.names[0], search):
-        return None
-    budget = history.budget
+    fewer, budget = half_of_own_workers(first.details), history.budget
+    is_allowed = fewer is not None and search.allows(fewer.names[0], Numerics.EXACT)
+    if fewer is None or not is_allowed or budget.left_s <= 0:
+        return Baseline(trial=first)
     tell(progress(budget, "", event=words("trying.failed", message=first.message)))
-    rescue = RescuedBaseline(
+    again = words("trying.again", recipe=fewer.label)
+    rescue = RescueLadder(
         history=history,
-        tell=lambda _text: tell(progress(budget, words("trying.again", recipe=fewer.label))),
+        tell=lambda _text: tell(progress(budget, again)),
         may_go_on=lambda: True,
-        first=first,
         recipe=replace(fewer, choices=()),
     )
     yield from rescue.climb(iter(fewer.choices))
-    if not rescue.runs:
-        (_, again), *_ = rescue.tried
-        ending = again.message or named("outcome", again.outcome.value)
-        about = {"message": first.message, "recipe": fewer.label, "ending": ending}
-        rescue.first = replace(first, message=words("rescue.again", **about))
-    return rescue
-
-
-def _may_try(name: str, search: Search) -> bool:
-    return name not in search.skip and (not search.only or name in search.only)
+    if rescue.trial is not None:
+        return rescue.baseline(first, rescue.trial)
+    (_, trial), *_ = rescue.tried
+    ending = trial.message or named("outcome", trial.outcome.value)
+    about = {"message": first.message, "recipe": fewer.label, "ending": ending}
+    return Baseline(trial=replace(first, message=words("rescue.again", **about)))
 
 
 def rungs_for(search: Search) -> Iterator[Choice]:
@@ -191,21 +187,21 @@ def rungs_for(search: Search) -> Iterator[Choice]:
     found = [(x, rescue) for x in catalogue.declaring("rescues") for rescue in x.rescues]
     found.sort(key=lambda each: (each[0].numerics is Numerics.TRAINING, each[1].cost))
     for kind, rescue in found:
-        allowed = _may_try(name_of(kind), search) and search.ceiling.allows(kind.numerics)
-        if allowed and (has_device or not rescue.needs_device):
-            yield Choice(technique=name_of(kind), settings=rescue.settings)
+        name = name_of(kind)
+        if search.allows(name, kind.numerics) and (has_device or not rescue.needs_device):
+            yield Choice(technique=name, settings=rescue.settings)
 
 
 def _row(choice: Choice, trial: Trial, recipe: Recipe) -> Row:
-    ran = trial.outcome is Outcome.OK and trial.profile is not None
-    refusals = {a.technique: a for a in trial.not_applied if a.status != "unseen"}
-    refused = refusals.get(choice.technique)
-    why: str = words("row.needed" if choice in recipe.choices else "row.not_needed")
-    verdict = Verdict.KEPT if choice in recipe.choices else Verdict.FAILED
+    is_needed = choice in recipe.choices
+    verdict = Verdict.KEPT if is_needed else Verdict.FAILED
+    why: str = words("row.needed" if is_needed else "row.not_needed")
+    refusals = (a for a in trial.not_applied if a.status != "unseen")
+    refused = next((a for a in refusals if a.technique == choice.technique), None)
     if refused is not None:
         why = refused.why
         verdict = Verdict.FAILED if refused.status == "failed" else Verdict.NOT_APPLICABLE
-    elif not ran and choice not in recipe.choices:
+    elif not is_needed and not _runs(trial):
         why = ended_with(trial)
     return Row(
         choice=choice,

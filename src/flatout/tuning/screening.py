@@ -73,11 +73,10 @@ class Screened:
     startup_s: Mapping[str, float] = field(default_factory=dict)
     credit: Sequence[ScreenBlock] = ()
     """Blocks of the best recipe, of it less one technique and of nothing."""
-    blocks: int = 0
-    thrown_away: int = 0
-    """Blocks that other work disturbed, or that were not training alone."""
+    blocks: Sequence[ScreenBlock] = ()
+    """Those in which no technique was on that failed or refused."""
     steps: int = 0
-    residual_sd: float = 0.0
+    fit: ScreenFit | None = None
 
     @property
     def least_certain(self) -> str | None:
@@ -104,13 +103,12 @@ def screen_first(
     ladder.say(words("trying.screen"))
     base = ladder.recipe.plus(*(x.choice for x in pair))
     found = yield from _screen(ladder, base, chosen, max_s)
-    if not found.effects:
-        ladder.notes.append(words("screen.too_few_steps", steps=str(found.steps)))
-        _note_lost(ladder, chosen, found)
-        return {*found.failed}
-    _note_lost(ladder, chosen, found)
-    ladder.notes.append(_words(found))
     by_label = {x.choice.label: x for x in chosen}
+    _note_lost(ladder, by_label, found)
+    if found.fit is None or not found.effects:
+        ladder.notes.append(words("screen.too_few_steps", steps=str(found.steps)))
+        return {*found.failed}
+    ladder.notes.append(_words(found, found.fit))
     try:
         raced = yield from _race(ladder, found, by_label, pair)
     except ENDS:
@@ -201,7 +199,8 @@ def _screen(
         limit_s = max_s + max(60.0, SLOW_START * ladder.trial_s)
         trial = yield from ladder.history.screen(base, options, number, limit_s)
         last = find_seen(trial, "screen") or blame(trial, blocks)
-        own = [replace(block, process=number) for block in blocks_of(last)]
+        seen = [from_plain(ScreenBlock, block) for block in last.get("blocks", ())]
+        own = [replace(block, process=number) for block in seen]
         begins = last.get("credit_from")
         blocks += own
         credit = own[begins:] if begins is not None else []
@@ -224,10 +223,9 @@ def _screen(
         failed=lost,
         startup_s=startup_s,
         credit=credit,
-        blocks=len(usable),
-        thrown_away=len(usable) - len(counting(usable)),
+        blocks=usable,
         steps=steps,
-        residual_sd=fit.residual_sd if fit else 0.0,
+        fit=fit,
     )
 
 
@@ -242,10 +240,7 @@ def judge(
     The effect of one in the best recipe is from the blocks in which it alone was left out, where
     there were enough of them: that is what it does there, without any model.
     """
-    factors = [
-        ScreenFactor(label=x["label"], group=x["group"], partners=tuple(x["partners"]))
-        for x in choices
-    ]
+    factors = [from_plain(ScreenFactor, choice) for choice in choices]
     fit = fit_blocks(blocks, factors)
     if fit is None:
         return {}, NOTHING_ON, None
@@ -259,11 +254,6 @@ def judge(
         x for x in best if x in known and known[x].bound(0.9, -1) > 0 and known[x].ratio >= 1.01
     )
     return known, best, fit
-
-
-def blocks_of(seen: Mapping[str, Any]) -> list[ScreenBlock]:
-    """Return the blocks that a probe, or its log, holds."""
-    return [from_plain(ScreenBlock, block) for block in seen.get("blocks", ())]
 
 
 def blame(trial: Trial, before: Sequence[ScreenBlock]) -> Mapping[str, Any]:
@@ -285,14 +275,14 @@ def _ending(trial: Trial) -> str:
     return trial.message or named("outcome", trial.outcome.value)
 
 
-def _words(found: Screened) -> str:
-    count = len(found.effects)
+def _words(found: Screened, fit: ScreenFit) -> str:
+    count, thrown = len(found.effects), len(found.blocks) - len(counting(found.blocks))
     return words(
         "screen.done",
         techniques=words("screen.one" if count == 1 else "screen.many", n=str(count)),
-        blocks=str(found.blocks),
-        thrown=words("screen.thrown", n=str(found.thrown_away)) if found.thrown_away else "",
-        percent=f"{100 * found.residual_sd:.1f}",
+        blocks=str(len(found.blocks)),
+        thrown=words("screen.thrown", n=str(thrown)) if thrown else "",
+        percent=f"{100 * fit.residual_sd:.1f}",
     )
 
 
@@ -370,17 +360,14 @@ def _race(
 def _left_open(before: Mapping[str, str], cell: Cell, match: Match) -> dict[str, str]:
     """Return what no race has decided so far and why, after one that was not won."""
     others = {label: why for label, why in before.items() if label not in cell}
-    is_open = match.decision is Decision.UNDECIDED
-    return others | (dict.fromkeys(cell, _why_open(match)) if is_open else {})
-
-
-def _why_open(match: Match) -> str:
-    """Return why a race decided nothing."""
+    if match.decision is not Decision.UNDECIDED:
+        return others
+    why = words("screen.nothing_decided")
     if match.failure is not None:
-        return words("screen.failed_together", why=_ending(match.failure))
-    if match.disturbed:
-        return words("screen.not_measured", why=match.disturbed)
-    return words("screen.nothing_decided")
+        why = words("screen.failed_together", why=_ending(match.failure))
+    elif match.disturbed:
+        why = words("screen.not_measured", why=match.disturbed)
+    return others | dict.fromkeys(cell, why)
 
 
 def _note_race(ladder: TuningState, recipe: Recipe, match: Match) -> None:
@@ -401,51 +388,43 @@ def _note_race(ladder: TuningState, recipe: Recipe, match: Match) -> None:
     ladder.say("", event=words("screen.race", shown=shown))
 
 
-def _note_lost(ladder: TuningState, chosen: Sequence[Candidate], found: Screened) -> None:
+def _note_lost(ladder: TuningState, by_label: Mapping[str, Candidate], found: Screened) -> None:
     """Add a row for each technique that failed; one that cannot be switched here gets its pairs."""
     ladder.refused |= found.refused
-    for candidate in chosen:
-        why = found.failed.get(candidate.choice.label)
-        if why is not None:
-            row = _row(ladder, candidate, Verdict.FAILED, None)
-            ladder.rows.append(replace(row, why=words("screen.lost", why=why)))
+    for label, why in found.failed.items():
+        row = _row(ladder, by_label[label], Verdict.FAILED, None)
+        ladder.rows.append(replace(row, why=words("screen.lost", why=why)))
 
 
 def _note_effects(
-    ladder: TuningState,
-    found: Screened,
-    by_label: Mapping[str, Candidate],
-    raced: Raced,
+    ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate], raced: Raced
 ) -> set[str]:
     """Add a row for each technique with its own effect; return what needs no trial any more."""
     done, kept = {*found.failed}, raced.kept
     on_top_of = tuple(by_label[label].choice.technique for label in kept)
+    rivals = set(map(rival_of, on_top_of))
     for label, effect in found.effects.items():
         candidate = by_label[label]
-        rivals = {rival_of(x.choice.technique) for x in map(by_label.get, kept) if x}
-        is_rival = rival_of(candidate.choice.technique) in rivals
-        verdict, why = verdict_of_effect(effect, is_rival=is_rival)
+        technique = candidate.choice.technique
+        verdict, why = verdict_of_effect(effect, is_rival=rival_of(technique) in rivals)
         if label in kept:
-            unsure = words("screen.unsure")
-            verdict, why = Verdict.KEPT, "" if effect.interval[0] > 1 else unsure
+            verdict, why = Verdict.KEPT, "" if effect.interval[0] > 1 else words("screen.unsure")
         elif label in raced.guilty:
             verdict, why = Verdict.REJECTED, raced.guilty[label].why
         elif label in found.best:
             verdict = Verdict.INCONCLUSIVE
             why = raced.undecided.get(label, words("screen.not_shown"))
-        others = tuple(x for x in on_top_of if x != candidate.choice.technique)
-        row = _row(ladder, candidate, verdict, effect)
         startup_s = found.startup_s.get(label, 0.0)
-        ladder.rows.append(
-            replace(
-                row,
-                on_top_of=others,
-                why=why,
-                startup_s=startup_s,
-                break_even_steps=_break_even(ladder, startup_s, effect) if label in kept else None,
-                loss_check=raced.check if label in kept else row.loss_check,
-            )
+        row = replace(
+            _row(ladder, candidate, verdict, effect),
+            on_top_of=tuple(x for x in on_top_of if x != technique),
+            why=why,
+            startup_s=startup_s,
         )
+        if label in kept:
+            steps = _break_even(ladder, startup_s, effect)
+            row = replace(row, break_even_steps=steps, loss_check=raced.check)
+        ladder.rows.append(row)
         if verdict is not Verdict.INCONCLUSIVE:
             done.add(label)
     return done
@@ -486,7 +465,6 @@ def _row(
         verdict=verdict,
         on_top_of=ladder.floor.names,
         comparison=comparison_of(effect) if effect else None,
-        loss_check=LossCheck(status="skipped"),
         predicted_ratio=candidate.ratio,
         bound_ratio=candidate.bound.ratio if math.isfinite(candidate.bound.ratio) else None,
     )

@@ -45,10 +45,7 @@ def shown(path: Path, workload: Workload) -> str:
 
 def script_folder(workload: Workload) -> Path:
     """Return the folder of the file that is run: lines in profiles are named from there."""
-    target = workload.target.rpartition(":")[0] if workload.is_task else workload.target
-    roots = [workload.folder.resolve(), *_own_roots()]
-    started = [path for path in _started(workload, roots) if path.is_file()]
-    return (started[-1] if started else workload.folder / target).parent.resolve()
+    return (find_script(workload) or workload.folder / workload.target).parent.resolve()
 
 
 def files_of(workload: Workload) -> Iterator[tuple[Path, bytes]]:
@@ -77,12 +74,10 @@ def find_script(workload: Workload) -> Path | None:
     """Return the file of a workload's script, behind a launcher too; None where it has none."""
     folder = workload.folder.resolve()
     target = workload.target.rpartition(":")[0] if workload.is_task else workload.target
-    is_module = target.startswith("-m ")
-    roots = [folder, *_own_roots()]
-    name = target.removeprefix("-m ")
-    places = [*_places(name, roots), *_places(f"{name}.__main__", roots)] if is_module else []
-    launched = [folder / word for word in workload.arguments if is_module and word.endswith(".py")]
-    files = [folder / target, *reversed(places), *launched]
+    roots = (folder, *_own_roots())
+    started = [path for root in roots for path in reversed([*_started(workload, [root])])]
+    launched = [folder / word for word in workload.arguments if started and word.endswith(".py")]
+    files = [folder / target, *started, *launched]
     return next((path for path in files if _find_text(path)), None)
 
 

@@ -4,12 +4,12 @@ Each way is compared with one device in fresh pairs. The fastest one that is pro
 the baseline of everything after it; with none of them the tuning goes on with one device.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from flatout.records.ablation import LossCheck, Row, Verdict
 from flatout.records.catalogue import setter_of, technique_class
-from flatout.records.live import Progress
+from flatout.records.live import Tell
 from flatout.records.messages import Text, interval_of, times, words
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Decision, Rule
@@ -17,6 +17,7 @@ from flatout.records.trial import Outcome, Trial
 from flatout.tuning.experiments import ENDS, Asking, TrialHistory, stop_of
 from flatout.tuning.pairs import Match, play, verdict_of
 from flatout.tuning.ranking import Search
+from flatout.tuning.rescue import Baseline
 from flatout.tuning.state import progress
 
 WAYS = (0, 2, 3)
@@ -30,71 +31,51 @@ SPREAD_PAYS = 1.2
 NOT_FASTER = (Verdict.WORSE, Verdict.NO_EFFECT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """How the training is spread, and what was seen of the ways."""
-
-    recipe: Recipe
-    trial: Trial
-    """Of that recipe: the baseline from now on."""
-    rows: tuple[Row, ...] = ()
-    notes: tuple[str, ...] = ()
-    stopped: str = ""
-    """What ended the tuning meanwhile, as `Ablation.stopped` says it."""
-
-
 def find_way(
-    history: TrialHistory,
-    search: Search,
-    alone: Way,
-    ranks: int,
-    tell: Callable[[Progress], None],
-) -> Asking[Way]:
+    history: TrialHistory, search: Search, alone: Baseline, ranks: int, tell: Tell
+) -> Asking[Baseline]:
     """Time each way to spread the training over so many ranks, and one device against them.
 
     One pair of each comes first, as far as there is time; then the rest of their pairs, for what
     looked fastest first.
     """
     if not _is_allowed(search):
-        return replace(alone, notes=(words("spread.not_allowed", technique=setter_of("ranks")),))
-    choices = _ways(ranks)
+        refused = words("spread.not_allowed", technique=setter_of("ranks"))
+        return replace(alone, notes=(*alone.notes, refused))
+    choices, floor = _ways(ranks), alone.recipe
     timed: dict[str, Match] = {}
-    note: str = ""
-    stopped, best, trial = "", None, alone.trial
+    best, trial, note, stopped = None, alone.trial, "", ""
     try:
-        yield from _time_ways(history, alone.recipe, choices, timed, tell)
+        yield from _time_ways(history, floor, choices, timed, tell)
         # The ranks themselves compare what they train.
         kept = {label for label, match in timed.items() if match.decision is Decision.KEPT}
         proven = [x for x in choices if x.label in kept]
         best = max(proven, key=lambda x: _ratio(timed[x.label]), default=None)
         if best is not None:
-            trial = yield from history.again(alone.recipe.plus(best))
+            trial = yield from history.again(floor.plus(best))
             if trial.outcome is not Outcome.OK or trial.profile is None:
                 note = words("spread.not_again", way=best.label, why=trial.message)
     except ENDS as end:
         stopped = stop_of(end)
     if note or stopped:
         best, trial = None, alone.trial
-    floor = alone.recipe
     rows = tuple(_row(x, floor, timed[x.label], best=best) for x in choices if x.label in timed)
     notes = [] if stopped else [note or _words(rows, ranks, best)]
     untried = ", ".join(x.label for x in choices if x.label not in timed)
-    return Way(
+    if untried:
+        notes.append(words("tune_note.no_time", techniques=untried))
+    return Baseline(
         recipe=floor.plus(best) if best else floor,
         trial=trial,
-        rows=rows,
-        notes=(*notes, *([words("tune_note.no_time", techniques=untried)] if untried else [])),
+        rows=(*alone.rows, *rows),
+        notes=(*alone.notes, *notes),
         stopped=stopped,
     )
 
 
 def make_it_fit(
-    history: TrialHistory,
-    search: Search,
-    first: Trial,
-    ranks: int,
-    tell: Callable[[Progress], None],
-) -> Asking[Way | None]:
+    history: TrialHistory, search: Search, first: Trial, ranks: int, tell: Tell
+) -> Asking[Baseline | None]:
     """Return the first way in which a training runs that one device is too small for, if any."""
     choices = _ways(ranks)
     if search.machine.device.kind != "cpu":  # the slowest way, for what fits in no other
@@ -102,15 +83,13 @@ def make_it_fit(
         choices.append(Choice(technique=setter_of("ranks"), settings=settings))
     for choice in choices if _is_allowed(search) else ():
         tell(progress(history.budget, choice.label))
-        trial = yield from history.time(Recipe().plus(choice))
+        recipe = Recipe().plus(choice)
+        trial = yield from history.time(recipe)
         if trial.outcome is Outcome.OK and trial.profile is not None:
-            unplayed = Match(
-                decision=Decision.UNDECIDED, comparison=None, base=None, candidate=trial.profile
-            )
-            row = _row(choice, Recipe(), unplayed, best=choice)
-            note = words("spread.baseline", message=first.message, way=choice.label)
+            row = _row(choice, Recipe(), Match(candidate=trial.profile), best=choice)
             row = replace(row, verdict=Verdict.KEPT, why=words("spread.too_small"))
-            return Way(recipe=Recipe().plus(choice), trial=trial, rows=(row,), notes=(note,))
+            note = words("spread.baseline", message=first.message, way=choice.label)
+            return Baseline(recipe=recipe, trial=trial, rows=(row,), notes=(note,))
     return None
 
 
@@ -130,7 +109,7 @@ def _time_ways(
     alone: Recipe,
     choices: Sequence[Choice],
     timed: dict[str, Match],
-    tell: Callable[[Progress], None],
+    tell: Tell,
 ) -> Asking[None]:
     """Put what the pairs of each way show into `timed`, by its label."""
     budget = history.budget

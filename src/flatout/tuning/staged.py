@@ -21,7 +21,7 @@ TIME_SHARE = 0.08
 """Of a tuning's budget, kept for this table."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Measured:
     """What a tuning knows when its table is made."""
 
@@ -36,6 +36,8 @@ class Measured:
     confirmation: Comparison | None
     """Of the whole recipe with the unchanged script: first and last row are as far apart."""
     left_s: Callable[[], float]
+    is_over: bool = False
+    """Whether Ctrl-C or a busy machine ended the measuring."""
 
     @property
     def before_per_s(self) -> float:
@@ -51,29 +53,19 @@ class Measured:
 def measure_stages(known: Measured) -> Asking[tuple[StagedRow, ...]]:
     """Return the rows of the table, the unchanged script first; none without a proven recipe.
 
-    Ctrl-C and a busy machine end the measuring; the rows are those so far, the others without
-    numbers of their own.
+    Where Ctrl-C or a busy machine ends the measuring, the other rows have no numbers of their own.
     """
     added = [x for x in known.recipe.choices if x not in known.floor.choices]
     if not added or known.final is None or known.confirmation is None:
         return ()
     first = staged_row(known.baseline, "pairs")
     stages = [replace(first, samples_per_s=known.before_per_s or None)]
-    recipes = [
-        replace(known.recipe, choices=tuple(x for x in known.recipe.choices if x not in added[n:]))
-        for n in range(1, len(added))
-    ]
-    may_run = True
-    for choice, recipe in zip(added, [*recipes, known.recipe], strict=True):
+    for number, choice in enumerate(added, start=1):
+        later = added[number:]
+        kept = tuple(x for x in known.recipe.choices if x not in later)
         stage = StagedRow(technique=choice.label, promise=_promise(known, choice))
-        try:
-            measured = yield from _so_far(known, recipe, stage, may_run)
-            stage = yield from _alone(known, choice, measured, may_run)
-        except ENDS:
-            may_run = False
-            measured = yield from _so_far(known, recipe, stage, may_run)
-            stage = yield from _alone(known, choice, measured, may_run)
-        stages.append(stage)
+        stage = yield from _so_far(known, replace(known.recipe, choices=kept), stage)
+        stages.append((yield from _alone(known, choice, stage)))
     return tuple(stages)
 
 
@@ -82,12 +74,7 @@ def length_of(workload: Workload, baseline: Profile) -> TrainingLength | None:
     return find_length(source_of(workload), workload.arguments, baseline.epoch_steps)
 
 
-def _so_far(
-    known: Measured,
-    recipe: Recipe,
-    stage: StagedRow,
-    may_run: bool,  # noqa: FBT001
-) -> Asking[StagedRow]:
+def _so_far(known: Measured, recipe: Recipe, stage: StagedRow) -> Asking[StagedRow]:
     """Add what the recipe up to this technique gives."""
     if recipe == known.recipe:
         assert known.final is not None
@@ -105,18 +92,13 @@ def _so_far(
                 peak_bytes=row.peak_bytes.allocated or row.peak_bytes.device or None,
                 source="pairs",
             )
-    profile = (yield from _timed(known, recipe)) if may_run else None
+    profile = yield from _timed(known, recipe)
     if profile is None:
         return stage
     return staged_row(profile, "run", technique=stage.technique, promise=stage.promise)
 
 
-def _alone(
-    known: Measured,
-    choice: Choice,
-    stage: StagedRow,
-    may_run: bool,  # noqa: FBT001
-) -> Asking[StagedRow]:
+def _alone(known: Measured, choice: Choice, stage: StagedRow) -> Asking[StagedRow]:
     """Add what the technique gives without the others."""
     added = [x for x in known.recipe.choices if x not in known.floor.choices]
     pair = known.confirmation if len(added) == 1 else _pair_alone(known, choice)
@@ -126,7 +108,7 @@ def _alone(
         # The first step of the recipe is the technique alone.
         alone = stage.samples_per_s / known.before_per_s
         return replace(stage, alone=alone, alone_source=stage.source)
-    profile = (yield from _timed(known, known.floor.plus(choice))) if may_run else None
+    profile = yield from _timed(known, known.floor.plus(choice))
     if profile is not None:
         alone = known.baseline.whole_step_ms / pace_ms(profile, known.baseline)
         if known.before_per_s and known.baseline.samples_per_s:
@@ -158,9 +140,13 @@ def _timed(known: Measured, recipe: Recipe) -> Asking[Profile | None]:
     recipe = replace(recipe, training_loaders=known.recipe.training_loaders)
     started_s = max((x.startup_s for x in known.rows if x.choice in recipe.choices), default=0.0)
     expected_s = known.history.cost_s(known.recipe, 0.0) + started_s
-    if known.left_s() < known.history.cost_s(recipe, expected_s):
+    if known.is_over or known.left_s() < known.history.cost_s(recipe, expected_s):
         return None
-    trial = yield from known.history.time(recipe)
+    try:
+        trial = yield from known.history.time(recipe)
+    except ENDS:
+        known.is_over = True
+        return None
     is_disturbed = trial.details.get("disturbed") and not known.history.accepts_load
     is_sound = trial.outcome is Outcome.OK and not is_disturbed and not trial.not_applied
     return trial.profile if is_sound else None
@@ -168,9 +154,6 @@ def _timed(known: Measured, recipe: Recipe) -> Asking[Profile | None]:
 
 def _promise(known: Measured, choice: Choice) -> str:
     """Return what the technique may do to the numbers: its own promise, or a weaker one kept."""
-    ranks = [
-        Numerics(row.numerics).rank
-        for row in known.rows
-        if row.choice.technique == choice.technique and row.stage == "add"
-    ]
-    return list(Numerics)[max(ranks)].value if ranks else ""
+    about = [row for row in known.rows if row.choice.technique == choice.technique]
+    promises = [Numerics(row.numerics) for row in about if row.stage == "add"]
+    return max(promises, key=lambda promise: promise.rank).value if promises else ""

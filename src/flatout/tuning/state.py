@@ -1,11 +1,11 @@
 """Where a tuning is: the recipe so far, what was tried, and the time that is left."""
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass, field, replace
 
 from flatout.records.ablation import Row, Verdict
 from flatout.records.catalogue import technique_class
-from flatout.records.live import Progress
+from flatout.records.live import Progress, Tell
 from flatout.records.messages import code_of, words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
@@ -18,7 +18,6 @@ from flatout.tuning.pairs import Match, Sides, event_of, play, row_of, unchecked
 from flatout.tuning.ranking import TYPICAL_PAIRS, Candidate, Experience, Search
 from flatout.tuning.worker_scan import WorkerScans
 
-Tell = Callable[[Progress], None]
 FIRST_PAIRS = 2
 """Pairs after which a technique's own profile is asked what else it needs."""
 FIRST_GUARD_TRIALS = 5
@@ -175,22 +174,12 @@ class TuningState:
         keys = (key_of(self.recipe), key_of(recipe))
         sides = self.sides.setdefault(keys, Sides())
         sides.in_process = in_process or sides.in_process
-        match = yield from play(
-            self.history,
-            self.recipe,
-            recipe,
-            may_go_on=may_go_on,
-            rule=rule,
-            sides=sides,
-        )
+        compared = functools.partial(play, self.history, self.recipe, recipe, rule=rule)
+        match = yield from compared(may_go_on=may_go_on, sides=sides)
         if not self.reserve_s and match.is_cut_short(rule):
-            match = yield from play(
-                self.history,
-                self.recipe,
-                recipe,
-                may_go_on=lambda pairs: may_go_on(pairs, OVERDRAFT * self.budget.total_s),
-                rule=rule,
-                sides=match.sides,
+            overdraft_s = OVERDRAFT * self.budget.total_s
+            match = yield from compared(
+                may_go_on=lambda pairs: may_go_on(pairs, overdraft_s), sides=match.sides
             )
             self.ran_out = match.is_cut_short(rule)
         if match.failure is not None or match.disturbed:

@@ -30,7 +30,6 @@ from flatout.records.machine import Machine
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Outcome, Trial, Workload
 from flatout.tuning.experiments import (
-    ENDLESS,
     Asking,
     Budget,
     Experiment,
@@ -50,6 +49,8 @@ QUIET_S = 1.0
 """How long it has to be quiet before a disturbed trial is repeated."""
 KILLED = (Outcome.HANG, Outcome.OOM)
 """What becomes of trials that are ended from outside, at any moment."""
+LEFT_FILES = {"guard": "guard*.json", "screen": "*"}
+"""By kind of the experiments whose trials leave files, in a folder of that name: which."""
 HEADER_WORDS = {
     "workload": "the command line",
     "torch": "torch",
@@ -100,9 +101,7 @@ class TrialRunner:
         rows = [row for rows in self.recorded.values() for row in rows]
         self.recorded_s = sum(row.trial.wall_s for row in rows if row.trial)
         self.history = TrialHistory(
-            machine=self.machine,
-            budget=self.budget,
-            accepts_load=self.accepts_load,
+            machine=self.machine, budget=self.budget, accepts_load=self.accepts_load
         )
 
     @property
@@ -115,16 +114,14 @@ class TrialRunner:
         try:
             experiment = next(asking)
             while True:
-                experiment = self._next(asking, experiment)
+                try:
+                    record = self.run(experiment)
+                except KeyboardInterrupt as wish:  # noqa: PERF203  an experiment takes seconds
+                    experiment = asking.throw(wish)
+                else:
+                    experiment = asking.send(record)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-
-    def _next(self, asking: Asking[Any], experiment: Experiment) -> Experiment:
-        try:
-            record = self.run(experiment)
-        except KeyboardInterrupt as wish:
-            return asking.throw(wish)
-        return asking.send(record)
 
     def run(self, experiment: Experiment) -> Record:
         """Return the record of an experiment: from the journal of an earlier tuning, or run now."""
@@ -176,37 +173,15 @@ class TrialRunner:
         nor are those of probes.
         """
         base = TrialOptions(limit_s=self.limit_s, hang_s=COMPILE_S, cache=self.cache)
-        options = experiment.options
-        if experiment.kind == "time":
-            return replace(
-                base,
-                ends_when_refused=options["must_apply"],
-                traces_kernels=options["traces_kernels"],
-            )
-        if experiment.kind == "look":
-            return replace(base, **options)
-        if experiment.kind == "guard":
-            keep = self._empty_folder("guard", experiment.name, "guard*.json")
-            return replace(base, keep=keep, **options)
-        return replace(
-            base,
-            probes={"screen": options["probe"]},
-            steps=ENDLESS,
-            limit_s=options["limit_s"],
-            keep=self._empty_folder("screen", experiment.name, "*"),
-            keep_names=(SCREEN_LOG,),
-        )
-
-    def _empty_folder(self, kind: str, name: str, pattern: str) -> Path:
-        """Return where a trial leaves files: none of an earlier tuning's, which say another thing.
-
-        A trial that leaves no record must not be judged by an earlier one's.
-        """
-        keep = (self.out / kind / name).resolve()
+        options = replace(base, **experiment.options)
+        if experiment.kind not in LEFT_FILES:
+            return options
+        keep = (self.out / experiment.kind / experiment.name).resolve()
         keep.mkdir(parents=True, exist_ok=True)
-        for old in keep.glob(pattern):
+        # A trial that leaves no record must not be judged by that of an earlier tuning.
+        for old in keep.glob(LEFT_FILES[experiment.kind]):
             old.unlink()
-        return keep
+        return replace(options, keep=keep, keep_names=(SCREEN_LOG,))
 
     def time(self, recipe: Recipe, *, must_apply: bool = False) -> Trial:
         """Run one timed trial, again when other work disturbed it; as `TrialHistory.time`."""

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,10 @@ from flatout.records.errors import describe_exhaustion, is_out_of_memory
 from flatout.records.machine import Machine
 from flatout.records.messages import joined, words
 from flatout.records.profile import Profile
-from flatout.records.readings import GpuReadings
 from flatout.records.recipe import Recipe
 from flatout.records.trial import TECHNIQUE_NOTE, Applied, Outcome, Trial, Workload
 from flatout.records.trial_result import TrialResult
-from flatout.records.trial_spec import MEASURE_S, TrialSpec
+from flatout.records.trial_spec import TrialSpec
 from flatout.records.units import format_share
 
 STALLED_SHARE = 0.1
@@ -42,50 +41,27 @@ STALLED_SHARE = 0.1
 little, and mere start-up reads files that long."""
 
 
-def sampler(environment: Mapping[str, str]) -> CounterSampler:
-    """Return a sampler for the devices that a child with this environment sees."""
-    return CounterSampler(open_sources(environment))
-
-
 def with_counters(
-    trial: Trial,
-    results: Sequence[TrialResult],
-    counters: CounterSampler,
-    machine: Machine,
+    trial: Trial, results: Sequence[TrialResult], counters: CounterSampler, machine: Machine
 ) -> Trial:
     """Return the trial with the device's counters on its profile, and with its disturbances."""
-    result = leading(results)
-    if trial.profile is None or result is None:
+    result, profile = leading(results), trial.profile
+    if profile is None or result is None:
         return trial
-    gpu = _readings(result, counters)
-    load = trial.details.get("load", {})
-    return replace(trial, profile=_marked(trial.profile, gpu, load, machine))
-
-
-def _marked(
-    profile: Profile, gpu: GpuReadings | None, load: Mapping[str, float], machine: Machine
-) -> Profile:
-    return replace(
+    measured = window_in(result).measured
+    gpu = None
+    if measured and result.device.kind in ("cuda", "rocm"):
+        began_s = measured[0].end - measured[0].wall_s
+        gpu = counters.readings(result.device.uuid, began_s, measured[-1].end)
+    loaded = disturbance.of_load(trial.details.get("load", {}), profile, machine)
+    profile = replace(
         profile,
         gpu=gpu,
         gpu_util_share=gpu.util_share if gpu else None,
         notes=(*profile.notes, *disturbance.notes_on(gpu)),
-        invalid=(
-            *profile.invalid,
-            *disturbance.of_load(load, profile, machine),
-            *disturbance.of_device(gpu),
-        ),
+        invalid=(*profile.invalid, *loaded, *disturbance.of_device(gpu)),
     )
-
-
-def _readings(result: TrialResult, counters: CounterSampler) -> GpuReadings | None:
-    """Return the counters in the measured window; None where the training used no GPU."""
-    device = result.device
-    measured = window_in(result).measured
-    if device.kind not in ("cuda", "rocm") or not measured:
-        return None
-    began_s = measured[0].end - measured[0].wall_s
-    return counters.readings(device.uuid, began_s, measured[-1].end)
+    return replace(trial, profile=profile)
 
 
 ENTRY = "flatout.agent.entry"
@@ -97,32 +73,19 @@ REFUSALS = ("not_applicable", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialOptions:
-    """How one trial is run."""
+class TrialOptions(TrialSpec):
+    """How one trial is run: what its process does, and how long; `run_trial` adds the recipe."""
 
     limit_s: float = 300.0
     """Wall time after which the process is ended."""
     hang_s: float = 120.0
     """Time without any sign of training after which it counts as hung."""
-    measure_s: float = MEASURE_S
-    ends_when_refused: bool = False
-    """Whether a technique that refuses ends the trial in its first steps: measuring the rest of the
-    recipe would tell nothing about that technique."""
-    steps: int | None = None
-    """Exact number of training steps; None measures until there are enough."""
-    guard: Mapping[str, Any] | None = None
-    """What the guard's recorder should do; None for a timed trial."""
     keep: Path | None = None
     """Where the guard's record goes, and the files of `keep_names`."""
     keep_names: tuple[str, ...] = ()
     """Names, with wildcards, of files that probes leave in the trial's folder."""
     cache: Path | None = None
     """Compile cache shared by the trials of one tuning; None leaves the user's."""
-    traces_kernels: bool = False
-    skips_below_s: float = 0.0
-    """Most steps shorter than this are skipped; see `flatout.agent.step_sampler`."""
-    probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Probes of `flatout.agent.probes` by name, with their options."""
 
 
 def run_trial(
@@ -135,23 +98,13 @@ def run_trial(
         environment = technique.environment(environment)
     if options.cache is not None:
         environment = {**environment, "TORCHINDUCTOR_CACHE_DIR": str(options.cache)}
-    spec = TrialSpec(
-        mode="guard" if options.guard is not None else "measure",
-        recipe=recipe,
-        measure_s=options.measure_s,
-        ends_when_refused=options.ends_when_refused,
-        steps=options.steps,
-        guard=options.guard,
-        traces_kernels=options.traces_kernels,
-        skips_below_s=options.skips_below_s,
-        probes=options.probes,
-    )
-    with sampler(environment) as counters:
+    mode = "guard" if options.guard is not None else "measure"
+    with CounterSampler(open_sources(environment)) as counters:
         ending = run_process(
             workload,
             ProcessOptions(
                 entry=ENTRY,
-                spec=spec,
+                spec=replace(options, mode=mode, recipe=recipe),
                 keep=(GUARD_RECORDS, *options.keep_names),
                 environment=environment,
                 limit_s=options.limit_s,
@@ -167,7 +120,8 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
     result = leading(ending.results)
     outcome, message = outcome_of(ending, options)
     applied = applied_of(recipe, ending.results)
-    profile = None
+    profile: Profile | None = None
+    partial: Profile | None = None
     is_measured = outcome in (Outcome.OK, Outcome.NAN) and options.guard is None
     if result is not None and is_measured and window_in(result).measured:
         profile = add_ranks(summarise(result, machine), ending.results, machine)
@@ -178,11 +132,10 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
             if item.status == "applied" and item.why
         ]
         profile = replace(profile, notes=(*profile.notes, *said, *_shortage_words(ending)))
-    partial = None
-    if result is not None and profile is None and options.guard is None:
+    elif result is not None and options.guard is None:
         partial = _partial(ending, result, machine)
     guard_path = options.keep / GUARD_RECORD if options.keep else None
-    fault = _fault(ending)
+    fault = None if outcome is Outcome.OK else _fault(ending)
     return Trial(
         recipe=recipe,
         outcome=outcome,
@@ -202,8 +155,8 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
             "is_overlaid": ending.is_overlaid,
             "kept": list(ending.kept),
             "why": ending.why,
-            "fault": fault.code if fault and outcome is not Outcome.OK else None,
-            "loaders": _own_loaders(result) if fault and outcome is not Outcome.OK else [],
+            "fault": fault.code if fault else None,
+            "loaders": _own_loaders(result) if fault else [],
             "errors": list(result.errors) if result else [],
             "probes": dict(result.probes) if result else {},
             "exhaustion": ending.exhaustion,
@@ -229,7 +182,7 @@ def _outcome(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
         return Outcome.REFUSED, words("failure.head_refused")
     if result is not None and result.why == "done":
         return _judged(result, options)
-    return _cut_short(ending, options) or _failed(ending, result) or _ended(ending, result, options)
+    return _cut_short(ending, options) or _ended(ending, result, options)
 
 
 def _partial(ending: Ending, result: TrialResult, machine: Machine) -> Profile | None:
@@ -276,15 +229,11 @@ def _cut_short(ending: Ending, options: TrialOptions) -> tuple[Outcome, str] | N
     return Outcome.HANG, text
 
 
-def _failed(ending: Ending, result: TrialResult | None) -> tuple[Outcome, str] | None:
-    if ending.exit_code in (0, None) and not (result is not None and result.crash):
-        return None
-    return Outcome.CRASH, _crash_line(ending, result)
-
-
 def _ended(
     ending: Ending, result: TrialResult | None, options: TrialOptions
 ) -> tuple[Outcome, str]:
+    if ending.exit_code not in (0, None) or (result is not None and result.crash):
+        return Outcome.CRASH, _crash_line(ending, result)
     if result is not None and result.segments:
         return _judged(result, options)
     if result is not None and result.trains_elsewhere:
@@ -355,13 +304,10 @@ def _fault(ending: Ending) -> Fault | None:
         return BY_CODE["worker_hung"] if ending.waits_for_batch else None
     crashed = _crashed(ending)
     if ending.exit_code in (0, None) and crashed is None:
-        return BY_CODE["empty_data"] if _had_no_data(ending) else None
+        trained = any(one.segments or one.trains_elsewhere for one in ending.results)
+        had_no_data = ending.why == "ended" and ending.empty_loader is not None and not trained
+        return BY_CODE["empty_data"] if had_no_data else None
     return find_fault(_last_words(ending), ending.exit_code)
-
-
-def _had_no_data(ending: Ending) -> bool:
-    trained = any(one.segments or one.trains_elsewhere for one in ending.results)
-    return ending.why == "ended" and ending.empty_loader is not None and not trained
 
 
 def _own_loaders(result: TrialResult | None) -> list[dict[str, Any]]:
@@ -406,17 +352,10 @@ def applied_of(recipe: Recipe, results: Sequence[TrialResult]) -> tuple[Applied,
     found = []
     for name in recipe.names:
         status, why = result.status.get(name, ("unseen", words("trial.never_reached")))
-        if status not in REFUSALS:
-            status, why = _refused_elsewhere(name, others) or (status, why)
+        refusing = [one for one in others if one.status.get(name, ("",))[0] in REFUSALS]
+        if status not in REFUSALS and refusing:
+            status, why = refusing[0].status[name]
+            rank = str(refusing[0].ranks.rank if refusing[0].ranks else 0)
+            why = words("joint.rank", rank=rank, why=why)
         found.append(Applied(technique=name, status=status, why=why))
     return tuple(found)
-
-
-def _refused_elsewhere(name: str, others: Sequence[TrialResult]) -> tuple[str, str] | None:
-    """Return the first refusal of a technique by one of the other ranks, None without one."""
-    for result in others:
-        status, why = result.status.get(name, ("", ""))
-        if status in REFUSALS:
-            rank = str(result.ranks.rank if result.ranks else 0)
-            return status, words("joint.rank", rank=rank, why=why)
-    return None

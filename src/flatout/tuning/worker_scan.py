@@ -48,7 +48,7 @@ MOST_OVERTIME = 2.0
 """Times the scan's time that it may take where the script ends before all numbers were visited, and
 is started again for the others."""
 SHORT_EPOCH_S = 5.0
-"""Epochs up to this length are visited whole."""
+"""Epochs up to this length are visited whole: their start is much of a visit."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,15 +98,11 @@ class WorkerScans:
         return [describe(scan) for scan in self.known.values() if scan is not None]
 
     def _is_wanted(self, profile: Profile) -> bool:
-        if (
-            not self.search.allows(setter_of("num_workers"), Numerics.EXACT)
-            or len(profile.ranks) > 1
-        ):
-            return False
         loaders = profile.training_loaders
-        if len(loaders) != 1 or loaders[0].is_iterable:
+        if len(profile.ranks) > 1 or len(loaders) != 1 or loaders[0].is_iterable:
             return False
-        return is_starved(profile) or is_crowded(profile)
+        is_allowed = self.search.allows(setter_of("num_workers"), Numerics.EXACT)
+        return is_allowed and (is_starved(profile) or is_crowded(profile))
 
 
 def scan(
@@ -130,12 +126,13 @@ def scan(
     cores = cores_of(profile, history.machine)
     first, *others = numbers
     few = [first, *(visit for visit in others if visit[0] <= cores)]
+    epoch_ms = (profile.epoch_steps or math.inf) * profile.whole_step_ms
     options: dict[str, Any] = {
         "address": profile.training_loaders[0].address,
         "visits": [*few, *fewer_threads, *(visit for visit in numbers if visit not in few)],
         "max_s": max_s,
         "visits_all": profile.device_kind == "cpu",
-        "whole_epochs": has_short_epochs(profile),
+        "whole_epochs": epoch_ms < 1e3 * SHORT_EPOCH_S,
         "room_bytes": MEMORY_SHARE * history.machine.memory_bytes,
     }
     present, found, used_s, last_s = options["visits"][0], [], 0.0, 0.0
@@ -150,15 +147,11 @@ def scan(
             break
         found.append(seen)
         left = [tuple(visit) for visit in seen.get("unvisited", ()) if tuple(visit) != present]
-        if not left or len(settings_of(seen)) < 2:
+        numbers_seen = {(visit["num_workers"], visit["threads"]) for visit in seen["visits"]}
+        if not left or len(numbers_seen) < 2:
             break
         options = options | {"visits": [present, *reversed(left)], "visits_all": True}
     return scan_of(together(found, workers_now(profile)), workers_now(profile)) if found else None
-
-
-def settings_of(seen: Mapping[str, Any]) -> set[tuple[int, int]]:
-    """Return the numbers of workers, each with the training's threads, that a process visited."""
-    return {(visit["num_workers"], visit["threads"]) for visit in seen["visits"]}
 
 
 def together(found: Sequence[Mapping[str, Any]], now: int) -> Mapping[str, Any]:
@@ -185,11 +178,6 @@ def together(found: Sequence[Mapping[str, Any]], now: int) -> Mapping[str, Any]:
 
 def _is_at(visit: Mapping[str, Any], now: int) -> bool:
     return bool(visit["num_workers"] == now and not visit["threads"])
-
-
-def has_short_epochs(profile: Profile) -> bool:
-    """Return whether an epoch takes no longer than a visit may: then its start is much of it."""
-    return (profile.epoch_steps or math.inf) * profile.whole_step_ms < 1e3 * SHORT_EPOCH_S
 
 
 def visits(profile: Profile, machine: Machine) -> list[tuple[int, int]]:
@@ -300,6 +288,5 @@ def _gains(scan: WorkerScan, paces: Iterable[WorkerPace]) -> str:
 
 def _key(recipe: Recipe) -> str:
     for name in map(setter_of, WORKERS):
-        if name in recipe.names:
-            recipe = recipe.without(name)
+        recipe = recipe.without(name)
     return key_of(recipe)

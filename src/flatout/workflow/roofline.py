@@ -18,7 +18,7 @@ from flatout.records.recipe import Recipe
 from flatout.records.roofline import DeviceCeilings, Product, ProductAdvice, Roofline
 from flatout.records.trial import Workload
 from flatout.records.units import format_share
-from flatout.tuning.passes import PassRunner, Tell, products
+from flatout.tuning.passes import PassRunner, Tell, find_seen
 
 ARITHMETIC = {
     "cpu": ("float32", "bfloat16"),
@@ -33,8 +33,6 @@ FEWEST_LEFT_S = 5.0
 """With less time left nothing is timed."""
 MOST_OF_STEP = 1.2
 """When the products alone take more than the step times this, one of the two was disturbed."""
-COMPILES = "compile"
-"""In the name of every technique that compiles."""
 KINDS = {"rocm": "cuda"}
 """What torch calls a device that the driver calls otherwise."""
 
@@ -74,7 +72,13 @@ def roofline(
     trial = runner.run(words("progress.plain"), {})
     if trial.profile is None:
         raise UserError(f"{workload.command_line} showed no steady step: {trial.message}")
-    found = products.look(runner)
+    # The first step may differ (lazy layers); the median of four does not show it.
+    watched = runner.run(words("progress.products"), {"products": {}}, steps=4)
+    found = find_seen(watched, "products")
+    if found is None:
+        errors = "; ".join(watched.details.get("errors", ()))
+        why = watched.message or errors or "the probe failed"
+        raise UserError(f"the products of {workload.command_line} were not seen: {why}")
     rows = seen_products(found)
     kind = found["device"] or "cpu"
     used = tuple(sorted({row.product.dtype for row in rows}))
@@ -100,7 +104,7 @@ def roofline(
             environment=dict(trial.profile.environment),
         ),
         trial.profile,
-        is_compiled=any(COMPILES in name for name in recipe.names),
+        is_compiled=any("compile" in name for name in recipe.names),
     )
 
 

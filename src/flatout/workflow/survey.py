@@ -19,11 +19,11 @@ from flatout.records.messages import interval_of, times, words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Rule
-from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Workload
 from flatout.records.units import format_bytes
 from flatout.techniques.memory_pressure import peak_bytes, state_bytes
 from flatout.tuning.experiments import ENDS, Budget, stop_of
+from flatout.tuning.guard_checker import promise_of
 from flatout.tuning.pairs import Match, play, verdict_of
 from flatout.tuning.policy import BaselineFailedError
 from flatout.tuning.state import progress
@@ -163,9 +163,7 @@ def _recipes(method: Method, profile: Profile, machine: Machine) -> Iterator[Rec
 
 
 def _judged(empty: SurveyRow, recipe: Recipe, match: Match) -> SurveyRow:
-    promises = [catalogue.technique_class(name).numerics for name in recipe.names]
-    numerics = max(promises, key=lambda promise: promise.rank, default=Numerics.EXACT).value
-    row = replace(empty, recipe=recipe, numerics=numerics)
+    row = replace(empty, recipe=recipe, numerics=promise_of(recipe).value)
     if match.failure is not None:
         verdict, why = verdict_of(match, LossCheck(status="skipped"))
         is_refused = verdict is Verdict.NOT_APPLICABLE

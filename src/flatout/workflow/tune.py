@@ -21,7 +21,7 @@ from flatout.records import catalogue
 from flatout.records.ablation import Ablation
 from flatout.records.errors import UserError, unknown
 from flatout.records.json_records import to_plain
-from flatout.records.live import Progress
+from flatout.records.live import Progress, Tell
 from flatout.records.machine import Machine
 from flatout.records.messages import code_of, words
 from flatout.records.profile import Profile
@@ -46,7 +46,7 @@ from flatout.tuning.policy import (
 )
 from flatout.tuning.script_files import digests_of, find_script, shown
 from flatout.tuning.staged import length_of
-from flatout.tuning.state import Tell, progress
+from flatout.tuning.state import progress
 from flatout.tuning.trial_runner import (
     JOURNAL,
     Runner,
@@ -201,7 +201,7 @@ def _runner(
         was_compiled=not options.resume and any(cache.iterdir()),
         wait=options.wait,
         clock=options.clock,
-        runner=hosts.alone_where_needed(options.runner),
+        runner=options.runner,
         recorded=recorded,
         elsewhere=hosts.next_pair,
     )

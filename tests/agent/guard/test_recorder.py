@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flatout.agent.guard.record import GuardRecord, read_record
 from flatout.agent.guard.recorder import GuardRecorder
 from flatout.guard.judge import judge
+from flatout.guard.obstacles import Trials
 from flatout.records.ablation import LossCheck
 from flatout.records.technique import Numerics
 from tests.guard import loop
@@ -57,11 +58,13 @@ def check_of(
 ) -> LossCheck:
     baseline = record_of(script)
     return judge(
-        baseline,
-        record_of(candidate),
-        calibration=record_of(script, autocast=True),
-        repeat=record_of(script),
-        promise=promise,
+        Trials(
+            baseline=baseline,
+            candidate=record_of(candidate),
+            calibration=record_of(script, autocast=True),
+            repeat=record_of(script),
+            promise=promise,
+        )
     )
 
 
@@ -230,7 +233,11 @@ def test_images_that_the_training_computes_are_no_samples(record_of: Any) -> Non
     baseline = record_of(gan_script())
     rounded = record_of(gan_script(), autocast=True)
 
-    check = judge(baseline, rounded, calibration=rounded, repeat=None, promise=Numerics.PRECISION)
+    check = judge(
+        Trials(
+            baseline=baseline, candidate=rounded, calibration=rounded, promise=Numerics.PRECISION
+        )
+    )
 
     assert check.status == "within", check
 

@@ -7,9 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from flatout.agent.guard.pinning import round_once
-from flatout.guard.judge import judge_trials
 from flatout.guard.limits import GRADIENT_CEILING
-from flatout.guard.obstacles import Trials
 from flatout.records.technique import Numerics
 from tests.guard.loop import Case, FakeSession, Setting
 from tests.guard.runs import Base
@@ -55,7 +53,7 @@ def batch(step):
 
 
 def case(model):
-    return Case(model=model, batch=batch, loss=F.cross_entropy, last="head.weight")
+    return Case(model=model, batch=batch, loss=F.cross_entropy)
 
 
 @functools.cache
@@ -65,17 +63,7 @@ def runs(model):
 
 def judged(base, candidate, *, with_rounding):
     rounded = base.run(replace(PLAIN, rounds=True)) if with_rounding else None
-    return judge_trials(
-        Trials(
-            baseline=base.record,
-            candidate=candidate,
-            calibration=base.calibration,
-            repeat=base.repeat,
-            promise=Numerics.PRECISION,
-            changes_threads=False,
-            rounded=rounded,
-        )
-    )
+    return base.check(candidate, Numerics.PRECISION, rounded=rounded)
 
 
 def test_bf16_passes_where_one_rounding_explains_how_far_it_is_off():
@@ -181,24 +169,14 @@ SHORT = replace(PLAIN, steps=2)
 
 @functools.cache
 def of_convolutions():
-    pictures = Case(model=convolutions, batch=images, loss=F.cross_entropy, last="31.weight")
+    pictures = Case(model=convolutions, batch=images, loss=F.cross_entropy)
     return Base(pictures, SHORT)
 
 
 def rounding(candidate, *, with_nudges):
     base = of_convolutions()
     nudged = base.run(replace(SHORT, nudges=True)) if with_nudges else None
-    return judge_trials(
-        Trials(
-            baseline=base.record,
-            candidate=candidate,
-            calibration=base.calibration,
-            repeat=base.repeat,
-            promise=Numerics.ROUNDING,
-            changes_threads=False,
-            nudged=nudged,
-        )
-    )
+    return base.check(candidate, Numerics.ROUNDING, nudged=nudged)
 
 
 @pytest.mark.slow  # the kernels of a CPU, and with them the last digits, are its own

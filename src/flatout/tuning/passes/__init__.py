@@ -1,8 +1,8 @@
 """Passes: further runs of the same script that look closer than the timed one may.
 
 Each pass is a module with `add(profile, runner)`: it runs the workload once more with its own
-probes and returns the profile with what it saw. A pass that does not work leaves the profile as it
-was, with a note that says why.
+probes and returns the profile with what it saw; `num_runs(profile)` says how often, where it is not
+once. A pass that does not work leaves the profile as it was, with a note that says why.
 """
 
 import importlib
@@ -67,7 +67,8 @@ class PassRunner:
 def add_all(profile: Profile, runner: PassRunner, names: tuple[str, ...] = NAMES) -> Profile:
     """Return the profile after every pass for which there is time."""
     modules = {name: importlib.import_module(f"{__name__}.{name}") for name in names}
-    runner.expected_runs = runner.num_runs + sum(one.num_runs(profile) for one in modules.values())
+    counts = [x.num_runs(profile) if hasattr(x, "num_runs") else 1 for x in modules.values()]
+    runner.expected_runs = runner.num_runs + sum(counts)
     for name, module in modules.items():
         if runner.left_s < runner.last_wall_s:
             profile = with_note(profile, words("note.no_time", name=name))

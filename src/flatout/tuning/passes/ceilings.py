@@ -7,7 +7,7 @@ operations are counted, its loader is drained alone, and the hardware's own peak
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -83,30 +83,22 @@ class _Side:
             self.trouble = words("note.not_replayed")
         return None if self.trouble else trial.profile
 
-    @property
-    def step_ms(self) -> float:
-        """The step of this side, over its passes."""
-        return statistics.geometric_mean(self.steps_ms)
-
 
 def with_ceilings(profile: Profile, runner: PassRunner) -> Profile:
     """Return the profile with ceilings from replays between two runs of the script as it is."""
-    addresses = [loader.address for loader in profile.training_loaders]
-    if not addresses:
+    if not profile.training_loaders:
         return with_note(profile, words("note.mean_passes"))
     plain = _Side("plain", {})
     host = _Side("replayed", replay_probe(profile, "host"))
     device = _Side("on_device", replay_probe(profile, "device"))
     sides = [plain, host, *([device] if profile.device_kind != "cpu" else []), plain]
     for side in sides:
+        what = words(f"progress.{side.name}")
         if runner.left_s < runner.last_wall_s:
-            profile = with_note(
-                profile, words("note.no_time_steps", what=words(f"progress.{side.name}"))
-            )
+            profile = with_note(profile, words("note.no_time_steps", what=what))
             break
         side.run(runner)
         if side.trouble:
-            what = words(f"progress.{side.name}")
             profile = with_note(profile, words("note.side_failed", what=what, why=side.trouble))
             break
     if not plain.steps_ms or host.profile is None:
@@ -114,12 +106,13 @@ def with_ceilings(profile: Profile, runner: PassRunner) -> Profile:
     why = plain.disturbed or host.disturbed or device.disturbed
     if why:
         return with_note(profile, words("note.ceilings_disturbed", why=why))
-    measured = ceilings_of(plain.step_ms, host.profile, device.profile or host.profile)
+    plain_ms = statistics.geometric_mean(plain.steps_ms)
+    measured = ceilings_of(plain_ms, host.profile, device.profile or host.profile)
     measured = replace(measured, slowed_share=slowed_share(profile, host.profile))
     if contradicts(profile, measured):
         share = format_share(profile.share("data_wait"))
         return with_note(profile, words("note.ceilings_contradict", share=share))
-    return _with_drift(profile, held_to_phases(profile, measured), plain)
+    return _with_drift(profile, held_to_phases(profile, measured), plain.steps_ms)
 
 
 def contradicts(profile: Profile, measured: Ceilings) -> bool:
@@ -135,10 +128,7 @@ def contradicts(profile: Profile, measured: Ceilings) -> bool:
 def ceilings_of(plain_ms: float, host: Profile, device: Profile) -> Ceilings:
     """Return the ceilings from the step as it is and the profiles of the replays.
 
-    Args:
-        plain_ms: The step as it is.
-        host: With replayed batches.
-        device: With replayed batches that are on the training device; on the CPU the same run.
+    `device` has its batches on the training device; on the CPU it is the same run.
     """
     copies_ms = max(0.0, host.whole_step_ms - device.whole_step_ms)
     compute_ms = sum(device.phases_ms[name] for name in COMPUTE)
@@ -176,10 +166,7 @@ def replay_probe(
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the probe that replays the training's loaders from the `host` or the `device`.
 
-    Args:
-        profile: With the loaders.
-        what: Where the batches lie.
-        company: Processes that make batches of them alongside the training.
+    `company` is how many processes make batches of them alongside the training.
     """
     loaders = profile.training_loaders
     return {
@@ -195,8 +182,8 @@ def replay_probe(
     }
 
 
-def _with_drift(profile: Profile, measured: Ceilings, plain: _Side) -> Profile:
-    drift = max(plain.steps_ms) / min(plain.steps_ms) - 1
+def _with_drift(profile: Profile, measured: Ceilings, plain_ms: Sequence[float]) -> Profile:
+    drift = max(plain_ms) / min(plain_ms) - 1
     if drift > MOST_DRIFT:
         return with_note(profile, words("note.drift_too_large", share=format_share(drift)))
     profile = replace(profile, ceilings=measured)
@@ -218,17 +205,14 @@ def with_limits(profile: Profile, runner: PassRunner) -> Profile:
     if trial.profile is None:
         return with_note(profile, words("note.limits_failed", why=trial.message))
     flops = _flops(find_seen(trial, "flops"), missing)
-    looked = find_seen(trial, "pipeline")
-    found = pipeline_of(looked, profile, runner.machine, catalogue.names())
-    profile = replace(profile, pipeline=found)
+    found = pipeline_of(find_seen(trial, "pipeline"), profile, runner.machine, catalogue.names())
     limits = replace(
         profile.limits or Limits(),
         flops_per_step=sum(flops.values()) or None,
         loader_samples_per_s=_loader_rate(find_seen(trial, "loader_alone"), profile, missing),
+        missing=missing,
     )
-    return _with_peaks(
-        replace(profile, limits=replace(limits, missing=missing)), main_dtype(flops), runner
-    )
+    return _with_peaks(replace(profile, pipeline=found, limits=limits), main_dtype(flops), runner)
 
 
 def _flops(seen: Mapping[str, Any] | None, missing: dict[str, str]) -> Mapping[str, float]:

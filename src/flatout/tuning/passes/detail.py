@@ -27,11 +27,6 @@ SNAPSHOT = "memory-snapshot.pickle"
 """Torch's own record of a GPU's memory, for pytorch.org/memory_viz; written alongside a trace."""
 
 
-def num_runs(_: Profile) -> int:
-    """Return how often the script is run."""
-    return 1
-
-
 def add(profile: Profile, runner: PassRunner) -> Profile:
     """Return the profile with its memory story and its sync points."""
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +42,8 @@ def add(profile: Profile, runner: PassRunner) -> Profile:
 def _look(profile: Profile, runner: PassRunner, folder: Path) -> Profile:
     steps = MANY_STEPS if profile.step_ms.median < SLOW_STEP_MS else FEW_STEPS
     what = words("progress.detail")
-    snapshot = SNAPSHOT if _wants_snapshot(profile, runner) else None
+    path = runner.trace_path  # a trace goes into a folder, and there is device memory to picture
+    snapshot = SNAPSHOT if path and path.is_dir() and profile.device_kind == "cuda" else None
     options: dict[str, Any] = {"steps": steps, "keep": folder, "keep_names": (SNAPSHOT,)}
     trial = runner.run(what, _probes(steps, snapshot, listens=True), **options)
     if find_seen(trial, "memory") is None or find_seen(trial, "syncs") is None:
@@ -71,12 +67,6 @@ def _timed_share(profile: Profile, watched: Trial) -> float:
     """Return a timed step as a part of a watched one: 1 where watching made it no longer."""
     watched_ms = watched.profile.step_ms.median if watched.profile else 0.0
     return min(1.0, profile.step_ms.median / watched_ms) if watched_ms else 1.0
-
-
-def _wants_snapshot(profile: Profile, runner: PassRunner) -> bool:
-    """Return whether a trace goes into a folder and there is device memory to take a picture of."""
-    path = runner.trace_path
-    return path is not None and path.is_dir() and profile.device_kind == "cuda"
 
 
 def _probes(steps: int, snapshot: str | None, *, listens: bool) -> Mapping[str, Mapping[str, Any]]:

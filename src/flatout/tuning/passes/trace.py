@@ -27,11 +27,6 @@ PROFILER_STEPS = 6
 """
 
 
-def num_runs(_: Profile) -> int:
-    """Return how often the script is run."""
-    return 1
-
-
 def add(profile: Profile, runner: PassRunner) -> Profile:
     """Return the profile with a summary of the trace, which is written where it was asked for."""
     skip = min(max(profile.warmup_steps, MIN_SKIP), MAX_SKIP)
@@ -95,8 +90,7 @@ def _read(profile: Profile, runner: PassRunner, file: Path, seen: Mapping[str, A
     summary = summarise_trace(events)
     if summary is None:
         return with_note(profile, words("note.no_trace_file", why=words("note.no_whole_step")))
-    if runner.trace_path is None:
-        return replace(profile, trace=summary)
+    assert runner.trace_path is not None
     size = file.stat().st_size
     target = target_of(runner.trace_path, time.time())
     runner.tell(
