@@ -51,7 +51,6 @@ SMALL_ON_PURPOSE = {
     "flatout.__main__": "what `python -m flatout` needs",
     "flatout.agent.boot.sitecustomize": "Python finds it by its name",
     "flatout.data.seeding": "imports torch, which the sampler must not",
-    "flatout.reporting.terminal": "names the reports for the commands",
 }
 
 

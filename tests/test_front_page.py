@@ -7,7 +7,7 @@ import pytest
 
 from flatout import __version__
 from flatout.records.ablation import ablation_from_json
-from flatout.reporting.terminal import render_ablation
+from flatout.reporting.tuning.text import render_ablation
 from flatout.reporting.tuning.speedup_chart import ladder_svg
 from tests.paths import ROOT
 

@@ -9,7 +9,8 @@ from benchmarks.site_pages import commands_page, pages_of_site, site_link, witho
 from flatout.cli.commands import SUMMARIES
 from flatout.records import catalogue
 from flatout.records.ablation import ablation_from_json
-from flatout.reporting.terminal import render_ablation, render_profile
+from flatout.reporting.profile.text import render_profile
+from flatout.reporting.tuning.text import render_ablation
 from tests.paths import ROOT
 from tests.reporting.test_short_reports import found
 

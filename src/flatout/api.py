@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.launch.workloads import parse_workload, words_of
-from flatout.records import catalogue
 from flatout.records.ablation import Ablation, Contrast
 from flatout.records.errors import UserError, unknown
 from flatout.records.finding import SourceCheck, SourceFinding
@@ -25,13 +24,9 @@ from flatout.reporting.check import check_text
 from flatout.reporting.documents import read_json
 from flatout.reporting.plan import plan_html, render_plan
 from flatout.reporting.profile.html import profile_html
-from flatout.reporting.terminal import (
-    render_ablation,
-    render_contrast,
-    render_failure,
-    render_profile,
-)
-from flatout.reporting.tuning.markdown import ablation_html
+from flatout.reporting.profile.text import render_profile
+from flatout.reporting.tuning.text import ablation_html, render_ablation, render_contrast
+from flatout.reporting.tuning.trial import render_failure
 from flatout.reporting.tuning.verdict import HERE, hand_changes
 from flatout.workflow.recipe_files import read_recipe, write_recipe
 
@@ -100,7 +95,7 @@ class Tuning(Shown):
         return render_ablation(self.ablation)
 
     def _repr_html_(self) -> str:
-        changes = hand_changes(self.ablation.recipe, catalogue.technique_class)
+        changes = hand_changes(self.ablation.recipe)
         return _framed(ablation_html(self.ablation, changes, place=HERE))
 
 

@@ -18,7 +18,7 @@ from flatout.analysis.loader_faults import (
 from flatout.records.messages import messages
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome
-from flatout.reporting.terminal import render_failure
+from flatout.reporting.tuning.trial import render_failure
 from tests.left_behind import left_behind, left_since
 from tests.paths import ROOT
 from tests.support.programs import ran

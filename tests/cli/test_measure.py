@@ -5,7 +5,7 @@ import pytest
 from flatout.cli import call
 from flatout.records.errors import UserError
 from flatout.records.profile import profile_from_json
-from flatout.reporting.terminal import MOST_LINES
+from flatout.reporting.profile.text import MOST_LINES
 from flatout.tuning import passes
 
 

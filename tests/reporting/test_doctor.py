@@ -2,7 +2,7 @@ import pytest
 
 from flatout.records.finding import BAD, OK, WARN, Check
 from flatout.records.machine import Device, Machine
-from flatout.reporting.terminal import render_doctor
+from flatout.reporting.doctor import render_doctor
 
 MACHINE = Machine(
     device=Device(kind="cpu", name="Test CPU", memory_bytes=8 * 1024**3),

@@ -38,7 +38,7 @@ LAYERS = (
     "profile/tables.py",
     "profile/text.py",
     "profile/html.py",
-    "tuning/markdown.py",
+    "tuning/text.py",
     "tuning/speedup_chart.py",
     "tuning/verdict.py",
 )

@@ -24,9 +24,10 @@ from flatout.records.readings import (
     TraceSummary,
 )
 from flatout.records.units import format_bytes, format_ratio, format_share
+from flatout.reporting.blocks import Table
 from flatout.reporting.profile import sentences
 from flatout.reporting.profile.tables import details
-from flatout.reporting.terminal import render_profile
+from flatout.reporting.profile.text import render_profile
 from tests.rules.journey_facts import leg, worker
 from tests.rules.memory_facts import story
 from tests.techniques.facts import gpu, loader, machine, model, optimizer, profile
@@ -55,7 +56,8 @@ def ceilings(facts):
 def section(facts, name):
     """Return every cell of a section's tables, row by row."""
     (found,) = (part for part in details(facts) if part.name == name)
-    return [tuple(map(ENGLISH.text, row)) for block in found.tables for row in block.rows]
+    tables = [block for block in found.blocks if isinstance(block, Table)]
+    return [tuple(map(ENGLISH.text, row)) for block in tables for row in block.rows]
 
 
 @st.composite

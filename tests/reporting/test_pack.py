@@ -7,7 +7,7 @@ import pytest
 
 from flatout.records.messages import LANGUAGES
 from flatout.reporting.pack import render_check, render_files, render_formats, render_pack
-from flatout.reporting.terminal import render_contrast
+from flatout.reporting.tuning.text import render_contrast
 from flatout.workflow.compare import compare
 from tests.paths import ROOT
 

@@ -7,7 +7,10 @@ import pytest
 
 from flatout.records.ablation import Contrast, LossCheck, Quantity
 from flatout.records.finding import Check, Finding
-from flatout.reporting import terminal
+from flatout.reporting.doctor import render_doctor
+from flatout.reporting.profile.text import render_profile
+from flatout.reporting.tuning.text import render_ablation
+from flatout.reporting.tuning.trial import render_failure
 from tests.paths import ROOT
 from tests.reporting.test_doctor import MACHINE, SMALL, WELL
 
@@ -45,16 +48,16 @@ def names(kind):
 def test_measure_shows_its_reports(starved, crash):
     page = shown("measure")
 
-    assert terminal.render_profile(starved, workload="train.py --epochs 3") in page
-    assert terminal.render_failure(crash) in page
+    assert render_profile(starved, workload="train.py --epochs 3") in page
+    assert render_failure(crash) in page
 
 
 def test_tune_shows_its_report(tuned):
-    assert terminal.render_ablation(tuned) in shown("tune")
+    assert render_ablation(tuned) in shown("tune")
 
 
 def test_doctor_shows_its_report():
-    assert terminal.render_doctor(MACHINE, [WELL, SMALL]) in shown("doctor")
+    assert render_doctor(MACHINE, [WELL, SMALL]) in shown("doctor")
 
 
 def test_every_field_of_a_profile_is_named(starved):

@@ -14,7 +14,7 @@ from flatout.records.plan import (
     Plan,
     TaggedNumber,
 )
-from flatout.reporting.parallel_plan import advice_lines, rejected_lines, spread_command
+from flatout.reporting.plan import advice_lines, rejected_lines, spread_command
 
 NOTHING = Amount(bytes=1, source=NumberSource.TRACED)
 

@@ -137,7 +137,7 @@ def test_the_page_loads_nothing_and_escapes_what_it_shows():
 
 
 def test_the_curve_s_layers_stand_on_each_other():
-    found = {layer.name: layer.points.split() for layer in layers(plan())}
+    found = {name: points.split() for name, points in layers(plan())}
 
     assert list(found) == ["parameters", "activations"]
     roof = found["parameters"][:3]

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from flatout.records.roofline import Roofline
-from flatout.reporting.terminal import render_roofline
+from flatout.reporting.roofline import render_roofline
 from tests.paths import ROOT
 from tests.reporting.made_up_roofline import CPU, FOUND, HEAD, PAD
 

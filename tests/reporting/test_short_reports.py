@@ -9,7 +9,8 @@ import pytest
 from flatout.records.ablation import ablation_from_json
 from flatout.records.messages import LANGUAGES, messages, words
 from flatout.records.profile import profile_from_json
-from flatout.reporting.terminal import render_ablation, render_partial, render_profile
+from flatout.reporting.profile.text import render_partial, render_profile
+from flatout.reporting.tuning.text import render_ablation
 from tests.paths import ROOT
 
 MOST_LINES = 25

@@ -1,5 +1,5 @@
 from flatout.records import catalogue
-from flatout.reporting.terminal import render_techniques
+from flatout.reporting.doctor import render_techniques
 
 
 def test_every_technique_is_listed_with_its_promise():

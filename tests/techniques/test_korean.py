@@ -9,7 +9,7 @@ import pytest
 from flatout.records import catalogue
 from flatout.records.messages import FIELD, OWN, PAIR, Sentence, messages, plain_texts, recognised
 from flatout.records.recipe import Choice, Recipe
-from flatout.reporting.terminal import render_techniques
+from flatout.reporting.doctor import render_techniques
 from flatout.reporting.tuning.verdict import hand_changes
 from tests.paths import ROOT
 
@@ -168,9 +168,9 @@ def test_the_same_by_hand_is_explained_in_korean(name):
     kind = catalogue.technique_class(name)
     choice = Choice(technique=name, settings=kind().settings())
 
-    (change,) = hand_changes(Recipe(choices=(choice,)), catalogue.technique_class, "ko")
+    (lines,) = hand_changes(Recipe(choices=(choice,)), "ko").values()
 
-    prose = [line for line in change.lines if not line.startswith(("+ ", "- ", "  "))]
+    prose = [line for line in lines if not line.startswith(("+ ", "- ", "  "))]
     shown = [line for line in prose if not re.fullmatch(r"(\w+=\S+ ?)+", line)]
     assert [line for line in shown if not re.search("[\uac00-\ud7a3]", line)] == []
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from flatout.records.ablation import Verdict, ablation_from_json
-from flatout.reporting.terminal import render_ablation
+from flatout.reporting.tuning.text import render_ablation
 from tests.workflow.test_tune import World, run, verdicts
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 

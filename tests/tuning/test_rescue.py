@@ -11,7 +11,7 @@ from flatout.records.errors import UserError
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Applied, Outcome, Trial, Workload
-from flatout.reporting.terminal import render_ablation
+from flatout.reporting.tuning.text import render_ablation
 from flatout.tuning.ranking import Search
 from flatout.tuning.rescue import RescueLadder, make_it_run, rungs_for
 from flatout.tuning.trials import TrialOptions, run_trial

@@ -8,7 +8,7 @@ from flatout.records.ablation import Comparison, ablation_from_json
 from flatout.records.errors import UserError
 from flatout.records.profile import profile_from_json
 from flatout.records.recipe import Choice, Recipe
-from flatout.reporting.terminal import render_contrast
+from flatout.reporting.tuning.text import render_contrast
 from flatout.workflow.compare import compare
 from tests.paths import ROOT
 

@@ -9,7 +9,7 @@ from PIL import Image
 from flatout.data.format import RAISE, TIMED_SAMPLE, read_header
 from flatout.data.sources import open_source
 from flatout.records.errors import UserError
-from flatout.reporting.terminal import render_ablation
+from flatout.reporting.tuning.text import render_ablation
 from flatout.techniques.data.packed_data import STORES, PackedData
 from flatout.workflow.pack_for_tuning import (
     SAMPLE_STORE,

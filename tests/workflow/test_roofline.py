@@ -10,7 +10,7 @@ from flatout.hardware.peaks import Peaks
 from flatout.records.errors import UserError
 from flatout.records.trial import Workload
 from flatout.records.units import format_ratio
-from flatout.reporting.terminal import render_roofline
+from flatout.reporting.roofline import render_roofline
 from flatout.workflow import roofline as verb
 from flatout.workflow.roofline import roofline
 from tests.support.probed import SCRIPTS

@@ -7,7 +7,7 @@ import pytest
 
 from flatout.records.ablation import Verdict
 from flatout.records.trial import Outcome
-from flatout.reporting.terminal import render_ablation
+from flatout.reporting.tuning.text import render_ablation
 from flatout.tuning.trials import run_trial
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 from tests.analysis.test_loader_faults import SCRIPT

@@ -31,7 +31,7 @@ def command(
     BASELINE and CANDIDATE are both profiles (of measure) or both ablations (of tune).
     """
     from flatout.reporting.documents import read_json
-    from flatout.reporting.terminal import render_contrast
+    from flatout.reporting.tuning.text import render_contrast
     from flatout.workflow.compare import compare
 
     contrast = compare(read_json(baseline), read_json(candidate))

@@ -38,7 +38,6 @@ def command(
     from flatout.records.messages import messages
     from flatout.records.technique import Numerics
     from flatout.reporting.documents import ensure_writable, read_json
-    from flatout.reporting.tuning.staged import Article
     from flatout.tuning.history import history_path
     from flatout.workflow.demo import make_job, scenarios
     from flatout.workflow.tune import TuneOptions
@@ -53,7 +52,7 @@ def command(
     left_s = budget_s - (time.monotonic() - started)
     # A demonstration on a busy machine still ends with its table, which then says so.
     options = TuneOptions(budget_s=left_s, out=out, accepts_load=True, history=history_path())
-    form = ReportForm(details=details, article=Article(), language=language)
+    form = ReportForm(details=details, with_article=True, language=language)
     code = tune_and_report(workload, options, form)
     if code or not training:
         return code

@@ -20,7 +20,7 @@ def command(json_path: Path | None, language: str) -> int:
     """
     from flatout.hardware.machine import read_machine
     from flatout.records.finding import BAD
-    from flatout.reporting.terminal import render_doctor
+    from flatout.reporting.doctor import render_doctor
     from flatout.workflow.doctor import doctor
 
     machine = read_machine()

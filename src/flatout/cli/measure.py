@@ -15,9 +15,14 @@ from flatout.records.recipe import Recipe
 from flatout.records.trial import Trial
 from flatout.reporting.documents import write_json, write_text
 from flatout.reporting.profile.html import profile_html
-from flatout.reporting.profile.text import profile_markdown
+from flatout.reporting.profile.text import (
+    MOST_LINES,
+    profile_markdown,
+    render_partial,
+    render_profile,
+)
 from flatout.reporting.tables import printable
-from flatout.reporting.terminal import MOST_LINES, render_failure, render_partial, render_profile
+from flatout.reporting.tuning.trial import render_failure
 
 Tell = Callable[[str], None]
 

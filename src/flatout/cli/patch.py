@@ -42,7 +42,7 @@ def command(recipe: Path, script: Path, language: str) -> int:
         if choice.technique in made.left_out
         and (kind := technique_class(choice.technique)).source is None
     ]
-    for change in hand_changes(Recipe(choices=tuple(by_hand)), technique_class, language):
-        title = say("listing.by_hand", technique=change.label)
-        cli.show("\n".join([title, *change.lines, ""]), is_error=True)
+    for label, lines in hand_changes(Recipe(choices=tuple(by_hand)), language).items():
+        title = say("listing.by_hand", technique=label)
+        cli.show("\n".join([title, *lines, ""]), is_error=True)
     return 0 if made.written or not made.left_out else 1

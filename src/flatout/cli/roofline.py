@@ -35,8 +35,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     from flatout.cli.measure import telling
     from flatout.launch.workloads import parse_workload
     from flatout.reporting.documents import write_text
-    from flatout.reporting.roofline import roofline_markdown, roofline_svg
-    from flatout.reporting.terminal import render_roofline
+    from flatout.reporting.roofline import render_roofline, roofline_markdown, roofline_svg
     from flatout.workflow.recipe_files import read_recipe
     from flatout.workflow.roofline import roofline
 

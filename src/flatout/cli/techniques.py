@@ -29,7 +29,7 @@ def command(
         return _history(language, is_deleted=forget_history)
     from flatout.records import catalogue
     from flatout.records.errors import UserError, unknown
-    from flatout.reporting.terminal import render_techniques
+    from flatout.reporting.doctor import render_techniques
 
     if name is not None:
         if name not in catalogue.names():
@@ -55,7 +55,7 @@ def command(
 def _history(language: str, *, is_deleted: bool) -> int:
     """Show what tunings on this machine found, or delete it."""
     from flatout.records.messages import messages
-    from flatout.reporting.terminal import render_history
+    from flatout.reporting.doctor import render_history
     from flatout.tuning.history import history_path, read_history
 
     path = history_path()

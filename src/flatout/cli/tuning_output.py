@@ -20,7 +20,6 @@ from rich.text import Text
 
 from flatout.cli import INTERRUPTED
 from flatout.cli import options as cli
-from flatout.records import catalogue
 from flatout.records.ablation import Ablation
 from flatout.records.live import Progress, Tell
 from flatout.records.messages import ENGLISH, Messages, messages, times, words
@@ -28,10 +27,9 @@ from flatout.records.trial import Workload
 from flatout.records.units import format_duration
 from flatout.reporting.blocks import safe
 from flatout.reporting.documents import ensure_writable, write_json, write_text
-from flatout.reporting.terminal import render_ablation, render_failure
-from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
 from flatout.reporting.tuning.speedup_chart import ladder_svg, staged_svg
-from flatout.reporting.tuning.staged import Article
+from flatout.reporting.tuning.text import ablation_html, ablation_markdown, render_ablation
+from flatout.reporting.tuning.trial import render_failure
 from flatout.reporting.tuning.verdict import ResultPlace, hand_changes
 from flatout.tuning.policy import BaselineFailedError
 from flatout.workflow.recipe_files import write_recipe
@@ -122,8 +120,8 @@ class ReportForm:
     json_path: Path | None = None
     details: bool = False
     language: str = ENGLISH
-    article: Article | None = None
-    """Whose figures are put next to those that were measured."""
+    with_article: bool = False
+    """Whether the figures of the article are put next to those that were measured."""
     is_quiet: bool = False
     """Whether no progress is shown."""
 
@@ -147,7 +145,7 @@ def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) 
             width=cli.terminal_width(),
             details=form.details,
             language=form.language,
-            article=form.article,
+            with_article=form.with_article,
         )
         cli.show(text)
     pictures = "ladder.svg, stages.svg" if (options.out / STAGES).exists() else "ladder.svg"
@@ -180,7 +178,7 @@ def write_reports(ablation: Ablation, out: Path, place: ResultPlace, form: Repor
     does its picture of stages, which is drawn of a recipe that was proven.
     """
     about: dict[str, Any] = {"place": place, "language": form.language}
-    changes = hand_changes(ablation.recipe, catalogue.technique_class, form.language)
+    changes = hand_changes(ablation.recipe, form.language)
     write_recipe(ablation.recipe, out / RECIPE)
     write_json(ablation.to_json(), out / "ablation.json")
     write_text(ablation_markdown(ablation, changes, **about), out / "report.md")

@@ -22,6 +22,15 @@ from flatout.records.recipe import Choice, Recipe
 
 FREE_DATA, CORES = "free_data", "cores"
 """What can bind: a step without any wait, or the cores that make the samples."""
+FASTER = 1.02
+"""A smaller gain between two steps is not called faster: so small a gain is never kept."""
+BUSIER = 0.05
+"""A smaller rise of the utilisation is not called busier."""
+SCHEMA = "flatout.ablation/1"
+CONTRAST_SCHEMA = "flatout.contrast/1"
+SURVEY_SCHEMA = "flatout.survey/1"
+SAME_PEAK = 0.02
+"""Peaks that differ by less are equal: fresh processes of one script differ by as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +39,11 @@ class Feeding:
 
     samples_per_s: float
     free_data_per_s: float
-    """With batches that were made before, the rest as in this recipe: other recipes train faster
-    or slower than that."""
+    """With batches that were made before, the rest as in this recipe."""
     cores_per_s: float
     """What the usable cores can make and train with this recipe, were none of them ever idle."""
     decode_per_s: float | None = None
-    """The same, did making a sample take nothing but reading and decoding; None where it decodes
-    nothing."""
+    """The same, did making a sample only read and decode; None where it decodes nothing."""
     made_ms: float = 0.0
     """CPU time to make and send one sample."""
     trained_ms: float = 0.0
@@ -73,13 +80,6 @@ class Feeding:
         return to_plain(self) | {"binds": self.binds, "share": self.share}
 
 
-SECONDS_A_DAY = 86_400.0
-FASTER = 1.02
-"""A smaller gain between two steps is not called faster: so small a gain is never kept."""
-BUSIER = 0.05
-"""A smaller rise of the utilisation is not called busier."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingLength:
     """How long the whole training is, as the script says it."""
@@ -87,10 +87,6 @@ class TrainingLength:
     steps: float
     source: str
     """Where that is from: words of the command line or of the script."""
-
-    def samples(self, baseline: Profile) -> float:
-        """Return the samples that the whole training takes."""
-        return self.steps * baseline.samples_per_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +126,8 @@ def staged_row(
 
 def utilisation_of(profile: Profile) -> float:
     """Return what nvidia-smi would show; on a CPU the busy share."""
-    if profile.gpu_util_share is not None:
-        return profile.gpu_util_share
-    return profile.device_busy_share
+    util = profile.gpu_util_share
+    return profile.device_busy_share if util is None else util
 
 
 def misleading(stages: Sequence[StagedRow]) -> StagedRow | None:
@@ -143,18 +138,12 @@ def misleading(stages: Sequence[StagedRow]) -> StagedRow | None:
     'x'
     >>> misleading([slow, StagedRow(technique="x", samples_per_s=90.0, utilisation=0.96)])
     """
-    known = [
-        (stage.samples_per_s, stage.utilisation, stage)
-        for stage in stages
-        if stage.samples_per_s and stage.utilisation is not None
-    ]
-    for (slow, idle, _), (per_s, busy, stage) in pairwise(known):
-        if busy >= idle + BUSIER and per_s < FASTER * slow:
+    known = [stage for stage in stages if stage.samples_per_s and stage.utilisation is not None]
+    for before, stage in pairwise(known):
+        is_busier = (stage.utilisation or 0.0) >= (before.utilisation or 0.0) + BUSIER
+        if is_busier and (stage.samples_per_s or 0.0) < FASTER * (before.samples_per_s or 0.0):
             return stage
     return None
-
-
-SCHEMA = "flatout.ablation/1"
 
 
 class Verdict(Enum):
@@ -182,7 +171,6 @@ class Comparison:
     interval: tuple[float, float]
     """95 % interval of the ratio."""
     n: int
-    """Number of pairs."""
     blocks: int = 0
     """Blocks of steps of one process that switched between the two, where they count as well."""
     resolution: float = 1.0
@@ -297,7 +285,6 @@ class Ablation:
     confirmation: Comparison | None = None
     """Whole recipe against baseline, fresh pairs. None when the recipe is empty."""
     final: Profile | None = None
-    """Profile of the final recipe."""
     final_check: LossCheck | None = None
     aa_check: LossCheck | None = None
     """The script against itself: whether it repeats."""
@@ -349,29 +336,14 @@ class Ablation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the `flatout.ablation/1` mapping."""
-        return {
-            "schema": SCHEMA,
-            "workload": self.workload,
-            "baseline": {"profile": self.baseline.to_json()},
-            "rows": [row.to_json() for row in self.rows],
-            "best": {
-                "recipe": to_plain(self.recipe),
-                **_pair_to_json(self.confirmation),
-                "profile": self.final.to_json() if self.final else None,
-                "loss_check": to_plain(self.final_check) if self.final_check else None,
-                "feeding": self.feeding.to_json() if self.feeding else None,
-            },
-            "aa_check": to_plain(self.aa_check) if self.aa_check else None,
-            "resolution": self.resolution,
-            "foreign_shares": list(self.foreign_shares),
-            "cost_s": self.cost_s,
-            "stopped": self.stopped,
-            "calibration": [to_plain(item) | {"error": item.error} for item in self.calibration],
-            "notes": list(self.notes),
-            "needed": list(self.needed),
-            "stages": [to_plain(stage) for stage in self.stages],
-            "training": to_plain(self.training) if self.training else None,
-        }
+        plain = to_plain(self)
+        del plain["confirmation"]
+        best = {"recipe": plain.pop("recipe"), **_pair_to_json(self.confirmation)}
+        best |= {"profile": plain.pop("final"), "loss_check": plain.pop("final_check")}
+        best |= {"feeding": plain.pop("feeding")}
+        calibration = [to_plain(item) | {"error": item.error} for item in self.calibration]
+        plain |= {"baseline": {"profile": plain["baseline"]}, "best": best}
+        return {"schema": SCHEMA} | plain | {"calibration": calibration}
 
 
 def _pair_to_json(pair: Comparison | None) -> dict[str, Any]:
@@ -416,9 +388,6 @@ def _or_infinite(value: float | None) -> float:
     return math.inf if value is None else value
 
 
-CONTRAST_SCHEMA = "flatout.contrast/1"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
     """One number of both results."""
@@ -437,8 +406,7 @@ class Contrast:
     of: str
     """`profile`, `ablation` or `run`: what both files hold."""
     ratio: float
-    """Above 1 the candidate is better: it steps faster (profiles), its recipe gains more
-    (ablations)."""
+    """Above 1 the candidate is better: it steps faster, or its recipe gains more."""
     meaning: str
     """What the ratio is a ratio of, in words."""
     interval: tuple[float, float] | None = None
@@ -457,11 +425,6 @@ class Contrast:
     def to_json(self) -> dict[str, Any]:
         """Return the `flatout.contrast/1` mapping."""
         return {"schema": CONTRAST_SCHEMA} | to_plain(self)
-
-
-SURVEY_SCHEMA = "flatout.survey/1"
-SAME_PEAK = 0.02
-"""Peaks that differ by less are equal: fresh processes of one script differ by as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -549,18 +512,13 @@ class Survey:
 
     def to_json(self) -> dict[str, Any]:
         """Return the `flatout.survey/1` mapping."""
-        return {
-            "schema": SURVEY_SCHEMA,
-            "workload": self.workload,
-            "baseline": {"profile": self.baseline.to_json()},
-            "rows": [
-                to_plain(row) | {"is_faster": row.is_faster, "is_smaller": row.is_smaller}
-                for row in self.rows
-            ],
-            "cost_s": self.cost_s,
-            "stopped": self.stopped,
-            "loss_check": "not_judged",
-        }
+        plain = to_plain(self)
+        for row, shown in zip(self.rows, plain["rows"], strict=True):
+            shown |= {"is_faster": row.is_faster, "is_smaller": row.is_smaller}
+        baseline = {"profile": plain["baseline"]}
+        return (
+            {"schema": SURVEY_SCHEMA} | plain | {"baseline": baseline, "loss_check": "not_judged"}
+        )
 
 
 @functools.cache

@@ -11,7 +11,6 @@ import pkgutil
 import sys
 import types
 import typing
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -108,11 +107,7 @@ def only_on_request() -> frozenset[str]:
 
 
 def build(recipe: Recipe) -> tuple[Technique, ...]:
-    """Return the recipe's techniques with their settings, in the recipe's order.
-
-    Raises:
-        UserError: if a technique or a setting is unknown, or a value is not allowed.
-    """
+    """Return a recipe's techniques with their settings; a `UserError` if one is not allowed."""
     return tuple(_build(choice) for choice in recipe.choices)
 
 
@@ -152,27 +147,23 @@ def _modules() -> dict[str, str]:
 
 
 def _build(choice: Choice) -> Technique:
-    kind = technique_class(choice.technique)
-    _check_settings(kind, choice.technique, choice.settings)
-    try:
-        return kind(**choice.settings)
-    except ValueError as error:
-        raise UserError(f"{choice.technique}: {error}") from error
-
-
-def _check_settings(kind: type[Technique], name: str, settings: Mapping[str, Any]) -> None:
+    name, kind = choice.technique, technique_class(choice.technique)
     # Of the settings alone: the types of a state may be there for the type checker only.
     written = {x.name: x.type for x in fields(kind) if x.init}  # type: ignore[arg-type]
     allowed = typing.get_type_hints(
         types.SimpleNamespace(__annotations__=written), vars(sys.modules[kind.__module__])
     )
-    for setting, value in settings.items():
+    for setting, value in choice.settings.items():
         if setting not in allowed:
             raise UserError(f"{name}: {unknown('setting', setting, allowed)}")
         if not _is_of(value, allowed[setting]):
             raise UserError(
                 f"{name}: {setting}={value!r} is not allowed; give {_words(allowed[setting])}"
             )
+    try:
+        return kind(**choice.settings)
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from error
 
 
 def _is_of(value: Any, hint: Any) -> bool:
@@ -183,9 +174,7 @@ def _is_of(value: Any, hint: Any) -> bool:
         return any(_is_of(value, one) for one in typing.get_args(hint))
     if isinstance(value, bool):
         return hint is bool
-    if hint is float:
-        return isinstance(value, int | float)
-    return isinstance(value, hint)
+    return isinstance(value, int | float if hint is float else hint)
 
 
 def _words(hint: Any) -> str:

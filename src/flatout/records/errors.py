@@ -23,6 +23,8 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> str:
     "unknown technique 'bf16_autocst'; did you mean 'bf16_autocast'?"
     >>> unknown("setting", "colour", ["threads", "mode"])
     "unknown setting 'colour'; known are: mode, threads"
+    >>> unknown("rule", "x", [])
+    "unknown rule 'x'; known are: none"
     """
     words = sorted(known)
     near = difflib.get_close_matches(given, words, n=1)

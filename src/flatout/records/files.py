@@ -1,7 +1,4 @@
-"""Files that flatout writes: whole or not at all; and how another Python finds this flatout.
-
-`with_boot` puts its folder first on PYTHONPATH.
-"""
+"""Files that flatout writes: whole or not at all; and how another Python finds this flatout."""
 
 import contextlib
 import difflib
@@ -22,10 +19,22 @@ from flatout.records.errors import UserError
 BYTES = ("utf-8", "surrogateescape")
 """Encoding and errors of a text that may hold bytes of another encoding, as Python's paths do."""
 NO_END = b"\n\\ No newline at end of file\n"
-MOST_LINKS = 8
-"""Links that are followed one by one."""
+STANDARD = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 PRIVATE = 0o700
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+STDOUT = Path("-")
+"""What stands for standard output in the place of a file's name."""
+SOURCE = Path(__file__).parent.parent.parent
+"""Where flatout is: often site-packages, so it is never put in front of the standard library."""
+BOOT = SOURCE / "flatout" / "agent" / "boot"
+RUN_MODULE = (
+    "import sys, os; sys.path[:] = [p for p in sys.path if p not in ('', os.getcwd())]; "
+    "import runpy; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+"""What `python -m` does, but for the current folder in front of everything on `sys.path`: a
+`json.py` there would run. Python 3.10 has no `-P`; `sys` and `os` are loaded before the path is
+extended."""
 
 
 def private_folder(path: Path) -> Path:
@@ -33,34 +42,21 @@ def private_folder(path: Path) -> Path:
 
     What is in it is loaded as code or put back over the user's files, so a folder that someone
     else made, linked to or could write into is refused: what is in it may be theirs.
-
-    Raises:
-        UserError: if it cannot be trusted; says what to do.
-        OSError: if it cannot be made or written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=PRIVATE)
     remedy = "check what is in it and remove it, or set XDG_CACHE_HOME to a folder of your own"
-    # Opened without following a link: what is checked is what is used, whatever is renamed since.
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise UserError(f"{path} is a link or no folder: {remedy}") from None
-        if error.errno == errno.EACCES and path.lstat().st_uid != os.geteuid():
-            raise UserError(f"{path} belongs to another user: {remedy}") from None
-        raise
-    try:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid():
-            raise UserError(f"{path} belongs to another user: {remedy}")
-        if found.st_mode & OTHERS_WRITE:
-            raise UserError(f"other users can write to {path}: {remedy}")
-        if stat.S_IMODE(found.st_mode) != PRIVATE:
-            os.fchmod(descriptor, PRIVATE)
-    finally:
-        os.close(descriptor)
+    # No link is followed, and no one else can put another folder in the place of one of our own.
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise UserError(f"{path} is a link or no folder: {remedy}")
+    if found.st_uid != os.geteuid():
+        raise UserError(f"{path} belongs to another user: {remedy}")
+    if found.st_mode & OTHERS_WRITE:
+        raise UserError(f"other users can write to {path}: {remedy}")
+    if stat.S_IMODE(found.st_mode) != PRIVATE:
+        path.chmod(PRIVATE)
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return path
@@ -71,9 +67,6 @@ def replace_text(path: Path, text: str) -> None:
 
     A link stays one, and a device, a pipe or an open descriptor (`/dev/stdout`) is written into:
     to rename over it would take it, or what was written there before, away from everybody.
-
-    Raises:
-        OSError: if the folder or the file cannot be written.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -89,7 +82,10 @@ def replace_text(path: Path, text: str) -> None:
         return
     path = linked(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, text.encode(*BYTES), lambda draft: draft.chmod(0o666 & ~_umask()))
+    # A temporary file is private, what was asked for is not.
+    mask = os.umask(0)
+    os.umask(mask)
+    _replace(path, text.encode(*BYTES), lambda draft: draft.chmod(0o666 & ~mask))
 
 
 def unified_diff(path: Path, before: bytes, after: bytes) -> str:
@@ -118,14 +114,7 @@ def unified_diff(path: Path, before: bytes, after: bytes) -> str:
 def rewrite(path: Path, before: bytes, after: bytes) -> None:
     """Replace what a user's file holds; its mode, what else belongs to it, and a link to it stay.
 
-    Args:
-        path: of the file.
-        before: what it held when `after` was made of it.
-        after: what it is to hold.
-
-    Raises:
-        UserError: if it would not be the same file afterwards, or was changed since.
-        OSError: if it cannot be written.
+    It is refused where it would not be the same file afterwards, or no longer holds `before`.
     """
     target = linked(path)
     status = target.stat()
@@ -161,10 +150,6 @@ def _replace(path: Path, data: bytes, finish: Callable[[Path], None]) -> None:
         raise
 
 
-STDOUT = Path("-")
-"""What stands for standard output in the place of a file's name."""
-
-
 def is_stream(path: Path) -> bool:
     """Return whether a path leads to a device, a pipe or a socket rather than to a file."""
     return path.exists() and not path.is_file() and not path.is_dir()
@@ -172,14 +157,8 @@ def is_stream(path: Path) -> bool:
 
 def find_descriptor(path: Path) -> int | None:
     """Return the open descriptor that a path such as `/dev/stdout` names, None for other paths."""
-    folders = {"/dev/fd", os.path.realpath("/proc/self/fd")}
-    for _ in range(MOST_LINKS):
-        if os.path.realpath(path.parent) in folders and path.name.isdecimal():
-            return int(path.name)
-        if not path.is_symlink():
-            break
-        path = path.parent / path.readlink()
-    return None
+    is_numbered = str(path.parent) in ("/dev/fd", "/proc/self/fd") and path.name.isdecimal()
+    return int(path.name) if is_numbered else STANDARD.get(str(path))
 
 
 def linked(path: Path) -> Path:
@@ -199,26 +178,6 @@ def plain(value: Any) -> int | str:
         return operator.index(value)
     except (TypeError, ValueError):
         return str(value)
-
-
-def _umask() -> int:
-    """Return the process's mask: a temporary file is private, what was asked for is not."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-SOURCE = Path(__file__).parent.parent.parent
-"""Where flatout is: often site-packages, so it is never put in front of the standard library."""
-BOOT = SOURCE / "flatout" / "agent" / "boot"
-RUN_MODULE = (
-    "import sys, os; sys.path[:] = [p for p in sys.path if p not in ('', os.getcwd())]; "
-    "import runpy; "
-    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
-)
-"""What `python -m` does, but for the current folder in front of everything on `sys.path`: a
-`json.py` there would run. Python 3.10 has no `-P`; `sys` and `os` are loaded before the path is
-extended."""
 
 
 def module_command(python: str, module: str, *words: str) -> list[str]:

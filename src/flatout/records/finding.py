@@ -9,13 +9,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+OK = "ok"
+WARN = "warn"
+"""Training works, slower or with a risk."""
+BAD = "bad"
+"""Training fails, or lands where it should not."""
+SAFE = "safe"
+SUGGESTED = "suggested"
+NONE = "none"
+SCHEMA = "flatout.check/1"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePlace:
-    """A line of the user's project where a source rule sees what was measured.
-
-    The names are those of `flatout.check/1`.
-    """
+    """A line of the user's project where a source rule sees what was measured."""
 
     path: str
     """From the folder in which the script was started."""
@@ -55,13 +62,6 @@ class Finding:
     """Where `flatout check` sees it in the source."""
 
 
-OK = "ok"
-WARN = "warn"
-"""Training works, slower or with a risk."""
-BAD = "bad"
-"""Training fails, or lands where it should not."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """What was found about one thing, why it matters and what to do."""
@@ -74,11 +74,6 @@ class Check:
     """What it means for training; empty when all is well."""
     next: str = ""
     """What to do: one sentence, a command where there is one."""
-
-
-SAFE = "safe"
-SUGGESTED = "suggested"
-NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +109,6 @@ class SourceFinding:
     because: str
     """One sentence: what is there and what it costs."""
     instead: str
-    """What to write."""
     fix: Fix | None = None
 
     @property
@@ -144,9 +138,6 @@ class SourceFinding:
         }
 
 
-SCHEMA = "flatout.check/1"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedFile:
     """One file: what was found in it, or why it could not be read as Python."""
@@ -167,7 +158,6 @@ class SourceCheck:
 
     files: tuple[CheckedFile, ...]
     fixed: int = 0
-    """Fixes that were written."""
 
     def findings(self) -> Iterator[tuple[str, SourceFinding]]:
         """Yield each finding with the path of its file."""

@@ -1,12 +1,11 @@
 """Read JSON and TOML that may be damaged, hostile or no file at all, within bounds.
 
 One reader for all of them: regular files only (a FIFO would block, /dev/zero never ends), limited
-in size, nesting and digits, and nothing but the types that JSON has. What it refuses is a
+in size, nesting and whole numbers, and nothing but the types that JSON has. What it refuses is a
 `ValueError` that says why; what cannot be read is an `OSError`.
 """
 
 import json
-import math
 import os
 import stat
 import sys
@@ -25,16 +24,10 @@ MAX_DEPTH = 64
 """Levels of nesting: far below Python's recursion limit, which what reads it may come near."""
 MAX_WHOLE = 2**64
 """Larger whole numbers become infinite as floats, or overflow an array."""
-MAX_DIGITS = 64
 
 
 def read_bytes(path: str | Path, max_bytes: int) -> bytes:
-    """Return the bytes of a regular file that is not larger than allowed.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is no regular file, or too large.
-    """
+    """Return the bytes of a regular file that is not larger than allowed."""
     # Without waiting: the mere opening of a FIFO waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
@@ -47,12 +40,7 @@ def read_bytes(path: str | Path, max_bytes: int) -> bytes:
 
 
 def read_json(path: str | Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """Return what a JSON file holds.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is no JSON within the bounds.
-    """
+    """Return what a JSON file holds."""
     return parse_json(read_bytes(path, max_bytes))
 
 
@@ -61,7 +49,7 @@ def parse_json(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
-        return checked(json.loads(text, parse_int=_whole, parse_float=_floating))
+        return checked(json.loads(text))
     except RecursionError:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
 
@@ -70,10 +58,6 @@ def check_unpacked_size(path: str | Path, max_bytes: int) -> None:
     """Make sure that a .npz file takes no more memory than allowed: 16 KB may unpack to 16 MB.
 
     What its members claim is enough: zipfile unpacks no more of one than that.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is no archive, or unpacks to more.
     """
     import zipfile  # not in every process of a script
 
@@ -89,12 +73,7 @@ def check_unpacked_size(path: str | Path, max_bytes: int) -> None:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Return the tables of a TOML file.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is no TOML within the bounds, or holds a date: JSON has none.
-    """
+    """Return the tables of a TOML file; a date is refused, since JSON has none."""
     text = read_bytes(path, MAX_TOML_BYTES).decode("utf-8")
     try:
         plain: dict[str, Any] = checked(parse_toml(text))
@@ -104,11 +83,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the tables of TOML, as they are.
-
-    Raises:
-        ValueError: if it is no TOML.
-    """
+    """Return the tables of TOML, as they are."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:  # here: a script's own Python, which reads records too, may be older and have no tomli
@@ -117,42 +92,16 @@ def parse_toml(text: str) -> dict[str, Any]:
     return tables
 
 
-def checked(plain: Any) -> Any:
+def checked(plain: Any, levels: int = MAX_DEPTH) -> Any:
     """Return plain values whose nesting, numbers and types are within the bounds."""
-    level: list[Any] = [plain]
-    for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                below.extend(value.values())
-            elif isinstance(value, list):
-                below.extend(value)
-            else:
-                _check_leaf(value)
-        if not below:
-            return plain
-        level = below
-    raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
-
-
-def _check_leaf(value: Any) -> None:
-    if isinstance(value, int):
-        if abs(value) >= MAX_WHOLE:
+    if levels == 0:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(plain, dict | list):
+        for value in plain.values() if isinstance(plain, dict) else plain:
+            checked(value, levels - 1)
+    elif isinstance(plain, int):
+        if abs(plain) >= MAX_WHOLE:
             raise ValueError("it holds a whole number of more than 64 bits")
-    elif not isinstance(value, str | float | None):
-        raise ValueError(f"it holds a {type(value).__name__}; write it as text")
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"it holds a number of {len(digits)} digits")
-    return int(digits)
-
-
-def _floating(digits: str) -> float:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"it holds a number of {len(digits)} digits")
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"the number {digits} is too large")
-    return number
+    elif not isinstance(plain, str | float | None):
+        raise ValueError(f"it holds a {type(plain).__name__}; write it as text")
+    return plain

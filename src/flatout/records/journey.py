@@ -11,6 +11,17 @@ from dataclasses import dataclass, field
 
 TRAINING = "training"
 WORKERS = "workers"
+STAGES = (
+    *("read", "decode", "tokenise", "resize", "transform", "normalise", "python"),
+    *("collate", "transport", "copy"),
+)
+"""Legs of a sample, in the order in which it passes them; a technique names those it shortens."""
+SLOW = 10.0
+"""Times the median from which a sample counts as slow: sizes of pictures differ by a few times."""
+AS_GOOD = 1.03
+"""Fewer workers whose batch takes so much longer are as good: one visit repeats to about this."""
+CLEARLY = 1.05
+"""What fewer threads alongside the workers must add to be worth a second technique."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +73,6 @@ class Journey:
     """What is not known, each with the reason."""
 
 
-STAGES = (
-    *("read", "decode", "tokenise", "resize", "transform", "normalise", "python"),
-    *("collate", "transport", "copy"),
-)
-"""Legs of a sample, in the order in which it passes them; a technique names those it shortens."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """One leg of a sample's way, measured alone and alongside nothing."""
@@ -84,10 +88,6 @@ class Stage:
     bytes: float | None = None
     """Bytes of one sample that the leg handles; None where they are not known."""
     techniques: tuple[str, ...] = ()
-
-
-SLOW = 10.0
-"""Times the median from which a sample counts as slow: sizes of pictures differ by a few times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +134,6 @@ class Pipeline:
         """
         left = sum(stage.cpu_ms for stage in self.stages if technique not in stage.techniques)
         return self.cores_needed * left / self.cpu_ms if self.cpu_ms else 0.0
-
-
-AS_GOOD = 1.03
-"""Fewer workers whose batch takes so much longer are as good: one visit repeats to about this."""
-CLEARLY = 1.05
-"""What fewer threads alongside the workers must add to be worth a second technique."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

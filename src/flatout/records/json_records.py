@@ -23,6 +23,7 @@ MAX_SHOWN = 60
 def to_plain(record: Any) -> dict[str, Any]:
     """Return a dataclass instance as JSON values; tuples become lists and sets sorted lists.
 
+    A record inside it that has a form of its own, by its `to_json`, takes that.
     Numbers that are not finite stay: who writes a file decides about them.
     """
     return {name: _plain(getattr(record, name)) for name in record.__dataclass_fields__}
@@ -34,7 +35,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         value = value.value
     elif is_dataclass(value):
-        value = to_plain(value)
+        value = value.to_json() if hasattr(value, "to_json") else to_plain(value)
     elif isinstance(value, Mapping):
         value = {key: _plain(item) for key, item in value.items()}
     elif isinstance(value, list | tuple):
@@ -48,12 +49,7 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
     """Return the record that `to_plain` wrote, every field of its declared type.
 
     Keys that are no field are ignored, and a missing one takes its default: other versions wrote
-    more or less. A value may be a record already.
-
-    Args:
-        kind: a dataclass.
-        plain: a mapping, as read from JSON or TOML.
-        where: what is read, for messages; empty for the whole.
+    more or less. A value may be a record already. `where` is what is read, for messages.
     """
     if not isinstance(plain, Mapping):
         raise _wrong(kind, plain, where or "it")

@@ -20,7 +20,6 @@ class LiveTrainer:
     pid: int
     rank: int = 0
     step: int = 0
-    """Training steps made so far."""
     age_s: float = 0.0
     """Seconds since the record was written."""
     step_ms: float | None = None
@@ -35,8 +34,7 @@ class LiveTrainer:
     memory_bytes: int | None = None
     """On a GPU what tensors hold; on the CPU the resident size."""
     busy_share: float | None = None
-    """Share of forward, backward and optimizer on the CPU; None on a GPU, where the device's own
-    counters tell."""
+    """Of forward, backward and optimizer on the CPU; None on a GPU, which has counters."""
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -111,7 +109,6 @@ class Progress:
     """One moment of a tuning."""
 
     trying: str
-    """What is being tried now, in words."""
     done_share: float
     """Share of the budget that is spent, in [0, 1]."""
     elapsed_s: float

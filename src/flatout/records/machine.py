@@ -1,10 +1,6 @@
-"""Hardware and software of one measurement: what they can do, and what a container must hold.
-
-`Machine` and `Device` are read by `flatout.hardware`.
-"""
+"""Hardware and software of one measurement: what they can do, and what a container must hold."""
 
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -46,7 +42,6 @@ class Machine:
     cpu_features: frozenset[str] = frozenset()
     """The lower-case flags that matter here, such as `avx2`, `avx512_bf16` and `amx_fp16`."""
     tcmalloc_path: str | None = None
-    """Path of an installed tcmalloc library, for preloading."""
     torch_version: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     """Further readings for `doctor` and the environment record; plain JSON values."""
@@ -90,15 +85,9 @@ class Machine:
         return bool(self.cpu_features & {"avx512_fp16", "amx_fp16", "asimdhp"})
 
 
-ARCHIVES = (".whl", ".tar.gz")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """The software of one measurement, ready to be written as a Dockerfile.
-
-    A container that holds it runs a training as it was measured.
-    """
+    """The software of one measurement, ready to be written as a Dockerfile."""
 
     kind: str
     """`cpu`, `cuda` or `rocm`."""
@@ -109,14 +98,12 @@ class Stack:
     python: str
     """Version that was measured, as `3.12`: the image has it."""
     flatout: str
-    """Version that wrote the file."""
     shm_gib: int
     """Shared memory for the batches of loader workers."""
     recipe: str = ""
     """File name of the recipe, alongside the Dockerfile; empty for none."""
     source: str = ""
-    """What flatout is installed from: a wheel or a folder alongside the Dockerfile, or an address.
-    """
+    """A wheel or a folder alongside the Dockerfile, or an address, to install flatout from."""
     extras: tuple[str, ...] = ()
     """Extras of flatout that the recipe's techniques need."""
     requirements: str = ""
@@ -124,22 +111,3 @@ class Stack:
     script: str = "train.py"
     about: str = ""
     """Where the stack was measured."""
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether flatout is alongside the Dockerfile."""
-        return bool(self.source) and "://" not in self.source
-
-    @property
-    def copy_of_source(self) -> str:
-        """Where flatout is in the container; pip wants a wheel's own name."""
-        name = PurePosixPath(self.source).name
-        return f"/opt/{name if name.endswith(ARCHIVES) else 'flatout'}"
-
-    @property
-    def requirement(self) -> str:
-        """What pip is told to install."""
-        extras = f"[{','.join(self.extras)}]" if self.extras else ""
-        if self.is_copied:
-            return f"{self.copy_of_source}{extras}"
-        return f"flatout{extras} @ {self.source}"

@@ -46,7 +46,6 @@ class MemoryStory:
     kept_graph_names: tuple[str, ...] = ()
     """Variables of the running functions that hold such graphs."""
     steps: int = 0
-    """Observed steps."""
     reserved_bytes: int | None = None
     fragmentation_share: float | None = None
     """Share of the reserved memory that no tensor used at the peak."""

@@ -10,6 +10,20 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
+SCHEMA = "flatout.memory_stream/1"
+TEXTS = ("operator", "module", "line", "dtype")
+"""Fields of an allocation that repeat."""
+PLAIN = ("size", "step", "shape", "arguments")
+ABOUT = (
+    *("device", "method", "steps", "batch", "micro_batches", "model_flops", "tf32_share"),
+    *("compiled_kept_bytes", "eager_kept_bytes", "spreads_itself"),
+)
+"""Fields of the whole stream that are written as they are."""
+DEATH = -1
+"""The sign of a death: an event is its allocation's number from 1, negative where it dies."""
+Place = tuple[int, int, int]
+"""An event's position in the old stream, 0 for what goes before it, and the order of adding."""
+
 
 class Component(Enum):
     """What an allocation is for, as the plan names it."""
@@ -118,17 +132,7 @@ class MemoryStream:
         return course
 
 
-SCHEMA = "flatout.memory_stream/1"
-TEXTS = ("operator", "module", "line", "dtype")
-"""Fields of an allocation that repeat."""
-PLAIN = ("size", "step", "shape", "arguments")
-ABOUT = (
-    *("device", "method", "steps", "batch", "micro_batches", "model_flops", "tf32_share"),
-    *("compiled_kept_bytes", "eager_kept_bytes", "spreads_itself"),
-)
-"""Fields of the whole stream that are written as they are."""
-DEATH = -1
-"""The sign of a death: an event is its allocation's number from 1, negative where it dies."""
+_ENUMS = {"component": Component, "phase": Phase}
 
 
 def stream_to_json(stream: MemoryStream) -> dict[str, Any]:
@@ -157,36 +161,22 @@ def stream_from_json(plain: Mapping[str, Any]) -> MemoryStream:
     """Return the stream that `stream_to_json` wrote."""
     if plain.get("schema") != SCHEMA:
         raise ValueError(f"not a {SCHEMA} record: schema is {plain.get('schema')!r}")
-    return MemoryStream(
-        allocations=_allocations(plain["allocations"], plain["texts"]),
-        events=tuple(StreamEvent(abs(n) - 1, n > 0) for n in plain["events"]),
-        marks=tuple(Mark(at, Phase(phase), step) for at, phase, step in plain["marks"]),
-        notes=tuple(plain["notes"]),
-        **{name: plain[name] for name in ABOUT if name in plain},
-    )
-
-
-_ENUMS = {"component": Component, "phase": Phase}
-
-
-def _allocations(
-    columns: Mapping[str, Sequence[Any]], texts: Sequence[str]
-) -> tuple[Allocation, ...]:
-    names = (*PLAIN, *TEXTS, *_ENUMS)
-    rows = zip(*(columns[name] for name in names), strict=True)
+    names, texts = (*PLAIN, *TEXTS, *_ENUMS), plain["texts"]
     found = []
-    for row in rows:
+    for row in zip(*(plain["allocations"][name] for name in names), strict=True):
         values = dict(zip(names, row, strict=True))
         values |= {name: texts[values[name]] for name in TEXTS}
         values |= {name: kind(texts[values[name]]) for name, kind in _ENUMS.items()}
         values["shape"] = tuple(values["shape"])
         values["arguments"] = tuple(map(tuple, values["arguments"]))
         found.append(Allocation(**values))
-    return tuple(found)
-
-
-Place = tuple[int, int, int]
-"""An event's position in the old stream, 0 for what goes before it, and the order of adding."""
+    return MemoryStream(
+        allocations=tuple(found),
+        events=tuple(StreamEvent(abs(n) - 1, n > 0) for n in plain["events"]),
+        marks=tuple(Mark(at, Phase(phase), step) for at, phase, step in plain["marks"]),
+        notes=tuple(plain["notes"]),
+        **{name: plain[name] for name in ABOUT if name in plain},
+    )
 
 
 class Life(NamedTuple):
@@ -286,9 +276,7 @@ def repeated(stream: MemoryStream, times: int) -> MemoryStream:
     """Return the stream with its last step played this many times more.
 
     What the last step leaves behind takes the place of what it found and freed: the gradients of
-    the step before, the last loss.
-
-    That is what a training does from its second step on.
+    the step before, the last loss. That is what a training does from its second step on.
     """
     last = stream.steps - 1
     start, end = step_bounds(stream, last)
@@ -298,14 +286,19 @@ def repeated(stream: MemoryStream, times: int) -> MemoryStream:
     allocations = list(stream.allocations)
     events = list(stream.events[:end])
     marks = [mark for mark in stream.marks if mark.at < end]
-    pattern = stream.events[start:end]
     renamed = {index: index for index in range(len(allocations))}
     for turn in range(1, times + 1):
-        for mark in stream.marks:
-            if start <= mark.at < end:
-                shift = len(events) - start
-                marks.append(Mark(mark.at + shift, mark.phase, last + turn))
-        renamed = _play(pattern, allocations, events, renamed, successor)
+        shift = len(events) - start
+        within = [mark for mark in stream.marks if start <= mark.at < end]
+        marks += [Mark(mark.at + shift, mark.phase, last + turn) for mark in within]
+        now: dict[int, int] = {}
+        for index, born in stream.events[start:end]:
+            if born:
+                now[index] = len(allocations)
+                allocations.append(allocations[index])
+            which = now[index] if index in now else renamed[successor[index]]
+            events.append(StreamEvent(which, born))
+        renamed |= now
     return replace(
         stream,
         allocations=tuple(allocations),
@@ -315,43 +308,16 @@ def repeated(stream: MemoryStream, times: int) -> MemoryStream:
     )
 
 
-def _play(
-    pattern: Sequence[StreamEvent],
-    allocations: list[Allocation],
-    events: list[StreamEvent],
-    renamed: dict[int, int],
-    successor: dict[int, int],
-) -> dict[int, int]:
-    """Append one more turn; return which allocation of it stands for which of the pattern."""
-    now: dict[int, int] = {}
-    for index, born in pattern:
-        if born:
-            now[index] = len(allocations)
-            allocations.append(allocations[index])
-            events.append(StreamEvent(now[index], born=True))
-        elif index in now:
-            events.append(StreamEvent(now[index], born=False))
-        else:
-            events.append(StreamEvent(renamed[successor[index]], born=False))
-    return {**renamed, **now}
-
-
 def _successors(stream: MemoryStream, start: int, end: int) -> dict[int, int]:
     """Return for each allocation that the step found and freed the one it leaves in its place."""
-    lives = lives_of(stream)
-    found = [
-        index
-        for index, life in enumerate(lives)
-        if life.birth < start and life.death is not None and start <= life.death < end
-    ]
-    left = [
-        index
-        for index, life in enumerate(lives)
-        if start <= life.birth < end and (life.death is None or life.death >= end)
-    ]
-    found.sort(key=lambda index: lives[index].birth)
-    left.sort(key=lambda index: lives[index].birth)
-    sizes = [stream.allocations[index].size for index in found]
-    if sizes != [stream.allocations[index].size for index in left]:
+    found, left = [], []
+    for index, (birth, death) in enumerate(lives_of(stream)):
+        if birth < start and death is not None and start <= death < end:
+            found.append((birth, index))
+        elif start <= birth < end and (death is None or death >= end):
+            left.append((birth, index))
+    before, after = ([index for _birth, index in sorted(places)] for places in (found, left))
+    sizes = [stream.allocations[index].size for index in before]
+    if sizes != [stream.allocations[index].size for index in after]:
         raise NotSteadyError("the last traced step leaves other sizes behind than it found")
-    return dict(zip(found, left, strict=True))
+    return dict(zip(before, after, strict=True))

@@ -4,8 +4,9 @@ One rank is at one place of a mesh with the axes pp, dp_replicate, dp_shard and 
 outermost to the innermost: the ranks of one tensor-parallel group are next to each other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any
 
 from flatout.records.errors import UserError, unknown
@@ -63,11 +64,7 @@ SCHEDULES: Mapping[str, PipelineSchedule] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSpec:
-    """How many ranks each axis has, and what is sharded over them.
-
-    Raises:
-        UserError: for a size that is none, or a combination that would not train right.
-    """
+    """How many ranks each axis has, and what is sharded over them."""
 
     dp_replicate: int = 1
     """Groups of ranks that each hold the whole model, and a part of every batch."""
@@ -78,16 +75,13 @@ class ParallelSpec:
     pp: int = 1
     """Ranks that have the layers one after the other (pipeline parallel)."""
     zero: int = 0
-    """What is sharded over `dp_shard`: 0 nothing, 1 optimizer states, 2 gradients too,
-    3 parameters too."""
+    """Sharded over `dp_shard`: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
     microbatches: int = 0
-    """Parts of a rank's batch that are run one after the other; 0 chooses, see
-    `microbatches_for`."""
+    """Parts of a rank's batch, run one after the other; 0 chooses, see `microbatches_for`."""
     schedule: str = "1f1b"
     """Order of the microbatches in a pipeline, one of `SCHEDULES`."""
     offload: bool = False
-    """Whether what `zero=3` shards is kept in the host's memory, where the optimizer steps on it
-    too."""
+    """Whether what `zero=3` shards is kept, and stepped by the optimizer, in the host's memory."""
     tp_plan: Mapping[str, str] = field(default_factory=dict)
     """Style of each module by its name, `*` for any part of it; empty takes the model's own plan,
     else one that is derived from the model and proven before use."""
@@ -170,53 +164,41 @@ class ParallelSpec:
 
 def find_refusal(spec: ParallelSpec) -> str | None:
     """Return why a combination is refused, and what to write instead; None where it is exact."""
+    return next(chain(_wrong_sharding(spec), _wrong_shape(spec)), None)
+
+
+def _wrong_sharding(spec: ParallelSpec) -> Iterator[str]:
+    zero, shards = spec.zero, spec.dp_shard
     others = " and ".join(name for name in ("tp", "pp") if getattr(spec, name) > 1)
-    schedule = SCHEDULES[spec.schedule]
-    stages, least = spec.stages, spec.microbatches
-    rules = (
-        (spec.zero not in (0, 1, 2, 3), f"zero={spec.zero}: give 0, 1, 2 or 3"),
-        (
-            spec.zero == 0 and spec.dp_shard > 1,
-            f"dp_shard={spec.dp_shard} shards nothing with zero=0: give zero=2, or "
-            f"dp_replicate={spec.dp_shard}",
-        ),
-        (
-            spec.zero > 0 and spec.dp_shard == 1 and not spec.offload,
-            f"zero={spec.zero} has nothing to shard over: give dp_shard",
-        ),
-        (
-            spec.offload and spec.zero != 3,
-            "offload keeps in the host's memory what zero=3 shards: give zero=3",
-        ),
-        (
-            spec.zero == 1 and bool(others),
-            f"zero=1 is ZeroRedundancyOptimizer, which cannot shard what {others} split: "
-            "give zero=2",
-        ),
-        (
-            spec.zero == 1 and spec.dp_replicate > 1,
-            "zero=1 shards over all ranks: give dp_replicate=1, or zero=2",
-        ),
-        (spec.sequence_parallel and spec.tp == 1, "sequence_parallel needs tp > 1"),
-        (spec.loss_parallel and spec.tp == 1, "loss_parallel needs tp > 1"),
-        (
-            spec.pp > 1 and 0 < least < stages and schedule.needs_as_many_as_stages,
-            f"schedule={spec.schedule} needs microbatches >= {stages}, one for each stage",
-        ),
-        (
-            spec.pp > 1 and least % spec.pp != 0 and schedule.needs_multiple_of_pp,
-            f"schedule={spec.schedule} needs microbatches to be a multiple of pp={spec.pp}",
-        ),
-        (
-            spec.restarts > 0 and not spec.checkpoint,
-            "restarts without checkpoint would begin again: give checkpoint, a folder",
-        ),
-        (
-            spec.compile and spec.tp > 1 and spec.pp > 1,
-            "compile with tp and pp together is not proven exact: leave one of them out",
-        ),
-    )
-    return next((why for is_wrong, why in rules if is_wrong), None)
+    if zero not in (0, 1, 2, 3):
+        yield f"zero={zero}: give 0, 1, 2 or 3"
+    if zero == 0 and shards > 1:
+        yield f"dp_shard={shards} shards nothing with zero=0: give zero=2, or dp_replicate={shards}"
+    if zero > 0 and shards == 1 and not spec.offload:
+        yield f"zero={zero} has nothing to shard over: give dp_shard"
+    if spec.offload and zero != 3:
+        yield "offload keeps in the host's memory what zero=3 shards: give zero=3"
+    if zero == 1 and others:
+        name = "ZeroRedundancyOptimizer"
+        yield f"zero=1 is {name}, which cannot shard what {others} split: give zero=2"
+    if zero == 1 and spec.dp_replicate > 1:
+        yield "zero=1 shards over all ranks: give dp_replicate=1, or zero=2"
+
+
+def _wrong_shape(spec: ParallelSpec) -> Iterator[str]:
+    schedule, least = SCHEDULES[spec.schedule], spec.microbatches
+    if spec.sequence_parallel and spec.tp == 1:
+        yield "sequence_parallel needs tp > 1"
+    if spec.loss_parallel and spec.tp == 1:
+        yield "loss_parallel needs tp > 1"
+    if spec.pp > 1 and 0 < least < spec.stages and schedule.needs_as_many_as_stages:
+        yield f"schedule={spec.schedule} needs microbatches >= {spec.stages}, one for each stage"
+    if spec.pp > 1 and least % spec.pp != 0 and schedule.needs_multiple_of_pp:
+        yield f"schedule={spec.schedule} needs microbatches to be a multiple of pp={spec.pp}"
+    if spec.restarts > 0 and not spec.checkpoint:
+        yield "restarts without checkpoint would begin again: give checkpoint, a folder"
+    if spec.compile and spec.tp > 1 and spec.pp > 1:
+        yield "compile with tp and pp together is not proven exact: leave one of them out"
 
 
 def check_world(spec: ParallelSpec, ranks: int) -> None:

@@ -120,7 +120,6 @@ class Plan:
 
     target: str
     device: str
-    """Name of the device planned for."""
     capacity_bytes: int
     batch: int | None
     allocated: Amount
@@ -146,7 +145,6 @@ class Plan:
     phases: tuple[tuple[int, str, int], ...] = ()
     """From which event number on which phase of which step runs."""
     peak_step: int = 0
-    """Optimizer step of the peak, from 0."""
     retries: int = 0
     """How often a steady step has to give memory back and ask again on this device."""
     accumulating: Accumulating | None = None

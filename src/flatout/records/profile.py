@@ -1,7 +1,4 @@
-"""What the measured steps of one run cost (`Profile`), and what bounds a step (`Regime`).
-
-A `Regime` says what each part of a step could give at most.
-"""
+"""What the measured steps of one run cost (`Profile`), and what bounds a step (`Regime`)."""
 
 import math
 from collections.abc import Mapping
@@ -27,6 +24,11 @@ the loop's own code."""
 LEAST_LEFT = 1e-3
 """Smallest share of the step that is taken to remain: no clock here tells less from nothing, and
 reports show what follows as more than a thousand times."""
+SCHEMA = "flatout.profile/1"
+MAX_STEPS_KEPT = 200
+"""Steps whose phases are kept one by one; a plot needs no more."""
+PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other")
+"""The phases of a step. They add up to the step."""
 
 
 def most_times(share: float) -> float:
@@ -63,13 +65,6 @@ class Bound:
     share: float
     """Share of the step that the technique acts on."""
     why: str
-
-
-SCHEMA = "flatout.profile/1"
-MAX_STEPS_KEPT = 200
-"""Steps whose phases are kept one by one; a plot needs no more."""
-PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other")
-"""The phases of a step. They add up to the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +146,6 @@ class LoaderFacts:
     line: str = ""
     """Where it was built, `train.py:12`; empty in results from before this was kept."""
     sampler: str = ""
-    """Class of its sampler."""
     first_batch: str = ""
     """Digest of the first batch's samples and what they hold; empty where it is not known."""
     epoch_samples: tuple[tuple[int, ...], ...] = ()
@@ -189,7 +183,6 @@ class ModelFacts:
     """Whether it ran under autocast, the script's or a technique's."""
     calls_per_step: float = 1.0
     input_shapes: int = 1
-    """Distinct input shapes seen."""
     eval_graph_calls: int = 0
     """Calls in evaluation mode with gradients on: each builds a graph."""
     softmax_modules: int = 0
@@ -224,8 +217,7 @@ class OptimizerFacts:
     is_fused: bool = False
     has_fused_option: bool = False
     is_foreach: bool | None = None
-    """What the script asked for; None leaves it to torch: several tensors at once on CUDA, one
-    after the other on the CPU."""
+    """As the script asked; None leaves it to torch: on CUDA several at once, on the CPU one."""
     has_foreach_option: bool = False
     parameter_tensors: int = 0
 
@@ -259,8 +251,7 @@ class Profile:
 
     step_ms: Spread
     phases_ms: Mapping[str, float]
-    """Milliseconds of the step by phase; the keys are `PHASES` and the values add up to the
-    median step."""
+    """Milliseconds of the step by `PHASES`; they add up to the median step."""
     samples_per_s: float
     device_kind: str
     device_name: str
@@ -334,8 +325,7 @@ class Profile:
     regime: Regime | None = None
     """What bounds the step, and what each phase could give at most."""
     invalid: tuple[str, ...] = ()
-    """Why these numbers must not be trusted (foreign load, throttling, a shared device);
-    empty for a sound measurement."""
+    """Why not to trust these numbers (foreign load, throttling, a shared device), if so."""
 
     def share(self, *phases: str) -> float:
         """Return the fraction of the step spent in the given phases."""

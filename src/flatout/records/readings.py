@@ -1,7 +1,4 @@
-"""What instruments alongside the training showed: the device's counters, waits, limits, ranks.
-
-`TraceSummary` sums up a trace of a few steps.
-"""
+"""What instruments alongside the training showed: counters, waits, limits, ranks, a trace."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,8 +46,7 @@ class GpuReadings:
     other_processes: int = 0
     """Processes on the device that do not belong to this training."""
     other_idle_processes: int = 0
-    """Those among them that hold memory and ran next to nothing in the window, where the driver
-    tells."""
+    """Those that hold memory and ran next to nothing in the window, where the driver tells."""
     uuid: str = ""
     """The device that was read, by the driver's name for it."""
     samples: int = 0

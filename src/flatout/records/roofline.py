@@ -22,7 +22,6 @@ class DeviceCeilings:
     memory_bytes_per_s: float
     """Read plus written, of a copy within the device's memory or a triad, whichever is faster."""
     copy_bytes_per_s: float
-    """Of the copy."""
     triad_bytes_per_s: float
     """Of `a = b + s * c`."""
     to_device_bytes_per_s: float | None = None
@@ -56,8 +55,7 @@ class Product:
     batch: int
     """Products in one call; the groups of a convolution or of rows."""
     dtype: str
-    """The arithmetic: `float32`, `tf32`, `bfloat16`, `float16`, `float64`, `float8_e4m3fn` and the
-    like."""
+    """The arithmetic, such as `float32`, `tf32`, `bfloat16` and `float8_e4m3fn`."""
     layout: str
     """How the operands lie: `N` by rows, `T` by columns, `S` neither; of a convolution `channels
     first` or `last`."""
@@ -76,7 +74,6 @@ class Product:
     """One call alone, operands not in the caches; None where it was not timed."""
     n_timed: int = 0
     why: str = ""
-    """Why it was not timed."""
     tile_share: float | None = None
     """Useful part of the tiles that cover the result; GPU only."""
     wave_share: float | None = None

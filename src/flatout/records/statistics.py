@@ -15,6 +15,12 @@ from functools import lru_cache
 
 from flatout.records.ablation import Comparison
 
+CARRIES_OVER = 0.05
+"""Standard deviation of what a ratio inside one process leaves out of that between fresh ones, in
+logs. Where both are measured they are to agree within 3 % in the middle, which this doubles."""
+CONTRADICTS = 3.0
+"""Standard errors by which the two differ before the pairs alone count."""
+
 
 class Decision(Enum):
     """What the pairs so far allow to say."""
@@ -48,8 +54,7 @@ class Rule:
     """Pairs that are played even where fewer would decide: a confirmation asks for more."""
     looks_ahead: bool = False
     """Whether to set a technique aside once the pairs still allowed would leave it undecided, were
-    they
-    like those played: it is left for a comparison with more pairs, or together with others."""
+    they like those played: it is left for a comparison with more pairs, or together with others."""
     patience: int = 4
     """Pairs after which a gain that is not `promising` is set aside as inconclusive."""
     promising: float = 1.05
@@ -58,13 +63,6 @@ class Rule:
     """Baseline trials before their variance is pooled."""
     spread_limit: float = 4.0
     """A candidate whose pair variance exceeds the prior's by this factor has noise of its own."""
-
-
-CARRIES_OVER = 0.05
-"""Standard deviation of what a ratio inside one process leaves out of that between fresh ones, in
-logs. Where both are measured they are to agree within 3 % in the middle, which this doubles."""
-CONTRADICTS = 3.0
-"""Standard errors by which the two differ before the pairs alone count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +138,7 @@ class Prior:
 
 
 def prior_of(groups: Iterable[Sequence[float]], rule: Rule = Rule()) -> Prior:
-    """Return the noise of a pair from trials outside it, grouped by recipe; empty when too few.
-
-    Args:
-        groups: step times of accepted trials, one sequence for each recipe that was run.
-        rule: says how many trials are enough.
-    """
+    """Return the noise of a pair from trials outside it, grouped by recipe; empty when too few."""
     logs = [[math.log(value) for value in group] for group in groups]
     if sum(map(len, logs)) < rule.min_prior_trials:
         return Prior()
@@ -161,15 +154,7 @@ def gather(
     rule: Rule = Rule(),
     in_process: InProcess | None = None,
 ) -> Evidence:
-    """Return the evidence of interleaved pairs of step times, in seconds.
-
-    Args:
-        base_s: one step time per base trial, in the order of the pairs.
-        candidate_s: the candidate's, pair by pair.
-        prior: the noise as trials outside these pairs show it.
-        rule: says when the candidate's own spread overrules the prior.
-        in_process: what a screen showed of the same two recipes.
-    """
+    """Return the evidence of interleaved pairs of step times, in the order of the pairs."""
     differences = [
         math.log(base / candidate) for base, candidate in zip(base_s, candidate_s, strict=True)
     ]
@@ -194,31 +179,27 @@ def gather(
 def decide(evidence: Evidence, rule: Rule = Rule()) -> Decision:
     """Return what the evidence allows to say; UNDECIDED asks for one more pair, if any is left."""
     fewest = rule.min_pairs if evidence.has_prior else rule.min_pairs_without_prior
-    if evidence.n < fewest:
-        return _first_look(evidence, rule)
     line = math.log(rule.gain)
-    if evidence.bound(rule.keep_confidence, -1) > line:
+    if evidence.n >= fewest and evidence.bound(rule.keep_confidence, -1) > line:
         return Decision.KEPT
-    if evidence.bound(rule.drop_confidence, +1) >= line:
+    is_no_gain = evidence.bound(rule.drop_confidence, +1) < line
+    if evidence.n < fewest:
+        is_no_gain = _is_plainly_no_gain(evidence, rule)
+    if not is_no_gain:
         return Decision.UNDECIDED
     # To call a technique slower is a claim too: it needs the confidence of one that is faster.
     is_slower = evidence.bound(rule.keep_confidence, +1) < 0
     return Decision.WORSE if is_slower else Decision.NO_EFFECT
 
 
-def _first_look(evidence: Evidence, rule: Rule) -> Decision:
-    """Give up what is plainly no gain. Nothing is kept before its time."""
+def _is_plainly_no_gain(evidence: Evidence, rule: Rule) -> bool:
+    """Return whether to give up at the first look; nothing is kept before its time."""
     if evidence.n < rule.min_pairs_to_drop:
-        return Decision.UNDECIDED
+        return False
     if evidence.has_prior:
-        is_no_gain = evidence.bound(rule.drop_confidence, +1) < 0
-    else:
-        # Of two pairs that differ much one proves nothing: they wait for the third.
-        is_no_gain = evidence.n == 1 and evidence.mean < math.log(rule.hopeless)
-    if not is_no_gain:
-        return Decision.UNDECIDED
-    is_slower = evidence.bound(rule.keep_confidence, +1) < 0
-    return Decision.WORSE if is_slower else Decision.NO_EFFECT
+        return evidence.bound(rule.drop_confidence, +1) < 0
+    # Of two pairs that differ much one proves nothing: they wait for the third.
+    return evidence.n == 1 and evidence.mean < math.log(rule.hopeless)
 
 
 def can_decide(evidence: Evidence, rule: Rule) -> bool:
@@ -251,14 +232,10 @@ def compare(evidence: Evidence, rule: Rule = Rule()) -> Comparison:
 
 
 def compare_apart(base: Sequence[float], candidate: Sequence[float]) -> Comparison:
-    """Return the ratio of times that were measured apart, each in processes of its own.
+    """Return the ratio of times, two or more of each, that were measured apart in fresh processes.
 
     Welch's interval: the two may come from other machines, with other noise. Changes between the
     two measurements (a warmer machine) are not in it, which interleaved pairs would cancel.
-
-    Args:
-        base: one time per process, at least two.
-        candidate: the same.
     """
     means, errors, squares = [], [], 0.0
     for times in (base, candidate):

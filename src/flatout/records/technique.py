@@ -17,6 +17,14 @@ from flatout.records.machine import Machine
 from flatout.records.memory_stream import MemoryStream
 from flatout.records.profile import Profile
 
+HOOK_POINT_METHODS = (
+    *("environment", "start", "loader", "epoch", "batches"),
+    *("model", "forward", "backward", "optimizer", "end"),
+)
+"""The methods through which a technique acts."""
+ANY = "any"
+"""The case that holds where a more special one is not known."""
+
 
 class Numerics(Enum):
     """What a technique may do to the numbers, mildest first. The guard checks it."""
@@ -93,7 +101,6 @@ class MemoryOption:
     """What a technique makes of a traced step's allocations, for `flatout plan`: a stated model."""
 
     why: str
-    """One clause for the reader."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     change: Callable[[MemoryStream], MemoryStream] = lambda stream: stream
     cost: Callable[[MemoryStream, PlannedDevice], float] = lambda *_: 1.0
@@ -134,8 +141,7 @@ class Switch:
     check: Callable[[], None] = lambda: None
     """Asked after steps with it on; raises `NotApplicable` where it did nothing after all."""
     is_last: bool = False
-    """Whether it is screened last: it compiles for what the others set, and compiles again for
-    anything else."""
+    """Whether it is screened last, as one that compiles for what the others set."""
     comes_rarely: bool = False
     """Whether it acts in a few steps only: then the mean step says more than the middle one."""
 
@@ -300,29 +306,10 @@ class Technique(ABC):
         return {name: getattr(self, name) for name in kept}
 
 
-HOOK_POINT_METHODS = (
-    "environment",
-    "start",
-    "loader",
-    "epoch",
-    "batches",
-    "model",
-    "forward",
-    "backward",
-    "optimizer",
-    "end",
-)
-"""The methods through which a technique acts."""
-
-
 def name_of(technique: Technique | type[Technique]) -> str:
     """Return the name of a technique: that of its module."""
     kind = technique if isinstance(technique, type) else type(technique)
     return kind.__module__.rpartition(".")[2]
-
-
-ANY = "any"
-"""The case that holds where a more special one is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,9 @@ from flatout.records.profile import Profile, profile_from_json
 from flatout.records.recipe import Recipe
 from flatout.records.secrets import hide_in_words
 
+TECHNIQUE_NOTE = "note.technique"
+"""The sentence of what a technique that acted says at its end, among the notes of a profile."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -22,9 +25,7 @@ class Workload:
     arguments: tuple[str, ...] = ()
     """Everything after the script's name; it belongs to the script."""
     folder: Path = field(default_factory=Path.cwd)
-    """Working directory of the run."""
     python: str = "python"
-    """The interpreter that runs it."""
     python_options: tuple[str, ...] = ()
     """What the interpreter is given in front of the script, such as `-u`."""
     is_task: bool = False
@@ -76,10 +77,6 @@ class Outcome(Enum):
     """A technique of the recipe refused, and the process ended at once: nothing was measured."""
 
 
-TECHNIQUE_NOTE = "note.technique"
-"""The sentence of what a technique that acted says at its end, among the notes of a profile."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
     """What became of one technique inside the process."""
@@ -121,11 +118,7 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""
-        profiles = {
-            "profile": self.profile.to_json() if self.profile else None,
-            "partial": self.partial.to_json() if self.partial else None,
-        }
-        return to_plain(self) | profiles
+        return to_plain(self)
 
 
 def trial_from_json(plain: Mapping[str, Any]) -> Trial:

@@ -12,14 +12,26 @@ from flatout.records.json_records import from_plain, to_plain
 from flatout.records.profile import ModelFacts, OptimizerFacts, PeakBytes
 from flatout.records.readings import CompileFacts, TraceSummary
 
+RUN_SCHEMA = "flatout.run/1"
+CURVE, PRINTED = "curve", "printed"
+"""Names of the training process's notes in the job's folder."""
+LOWER_IS_BETTER = (
+    *("loss", "error", "err", "perplexity", "ppl", "nll", "mse", "mae", "rmse", "wer", "cer"),
+    *("fid", "bpb", "bpc"),
+)
+HIGHER_IS_BETTER = (
+    *("accuracy", "acc", "f1", "auc", "bleu", "rouge", "psnr", "ssim", "iou", "map", "dice"),
+    *("score", "reward", "elbo", "precision", "recall"),
+)
+"""Words in a name that make a printed number a metric; those above are better when lower."""
+
 
 @dataclass(slots=True)
 class Segment:
     """Everything between two outermost optimizer steps (of whichever optimizer)."""
 
     who: int = -1
-    """Which optimizer ended it, by order of construction; -1 where backward did: none exists, or
-    they step inside it."""
+    """Optimizer that ended it, in order of construction; -1 where backward did."""
     seconds: list[float] = field(default_factory=list)
     """By phase, as `flatout.records.phase_clock.NAMES`."""
     end: float = 0.0
@@ -35,8 +47,7 @@ class Segment:
     """Forwards of each root, by order of discovery; shorter where later roots were not called."""
     backwards: int = 0
     closures: int = 0
-    """How often the optimizer called its closure: each time but the first the samples are the
-    same, at other parameters."""
+    """Calls of the closure by the optimizer: after the first the samples are the same ones."""
     evals: int = 0
     """Calls of the roots, their parts and their copies that train nothing."""
     loader_starts: int = 0
@@ -130,7 +141,6 @@ class TrialResult:
     draws_elsewhere: bool = False
     trains_unseen: bool = False
     collection_s: float = 0.0
-    """Seconds in Python's garbage collection."""
     compiling: CompileFacts | None = None
     load: Mapping[str, float] = field(default_factory=dict)
     listening_s_per_step: float = 0.0
@@ -140,26 +150,11 @@ class TrialResult:
     """By probe what it saw, in its own words."""
 
 
-RUN_SCHEMA = "flatout.run/1"
-CURVE, PRINTED = "curve", "printed"
-"""Names of the training process's notes in the job's folder."""
-LOWER_IS_BETTER = (
-    *("loss", "error", "err", "perplexity", "ppl", "nll", "mse", "mae", "rmse", "wer", "cer"),
-    *("fid", "bpb", "bpc"),
-)
-HIGHER_IS_BETTER = (
-    *("accuracy", "acc", "f1", "auc", "bleu", "rouge", "psnr", "ssim", "iou", "map", "dice"),
-    *("score", "reward", "elbo", "precision", "recall"),
-)
-"""Words in a name that make a printed number a metric; those above are better when lower."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
     """The training at one moment."""
 
     step: int
-    """Steps made so far."""
     s: float
     """Seconds since the first point."""
     samples: int
@@ -204,11 +199,7 @@ class RunRecord:
 
 
 def run_record_from_json(plain: Mapping[str, Any]) -> RunRecord:
-    """Return the record that `to_json` wrote.
-
-    Raises:
-        ValueError: if a field is missing or of another type.
-    """
+    """Return the record that `to_json` wrote."""
     return from_plain(RunRecord, plain)
 
 

@@ -43,7 +43,6 @@ class TrialSpec:
     says: Mapping[str, str] = field(default_factory=dict)
     """Of a run: what it says on stderr by name, in the reader's language, with fields."""
     language: str = "en"
-    """The reader's."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What an entry of its own needs besides, by its own names."""
     entry: str = ""

@@ -141,9 +141,6 @@ def _three_figures(value: float) -> str:
         return f"{value:.0f}"
     if value >= 10:
         return f"{value:.1f}"
-    return _small(value) if 0 < value < 0.1 else f"{value:.2f}"
-
-
-def _small(value: float) -> str:
-    """Return a value below a tenth with two significant figures, without an exponent."""
-    return f"{value:.{1 - math.floor(math.log10(value))}f}"
+    # Below a tenth two figures are left, without an exponent.
+    decimals = 1 - math.floor(math.log10(value)) if 0 < value < 0.1 else 2
+    return f"{value:.{decimals}f}"

@@ -6,24 +6,16 @@ bar in each row, findings, and the command to type next. Words come from the cat
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+from rich.cells import cell_len
 
 from flatout.records.finding import NONE, Finding
 from flatout.records.messages import ENGLISH, Messages, Sentence, Text, named, words, written
 from flatout.records.units import format_share
-from flatout.reporting.tables import (
-    Column,
-    advice_words,
-    ascii_only,
-    display_width,
-    labelled,
-    padded,
-    printable,
-    table,
-    wrapped,
-)
+from flatout.reporting.tables import Column, ascii_only, labelled, padded, printable, table, wrapped
 
 WORD_COLUMNS = frozenset(
     {
@@ -35,6 +27,8 @@ WORD_COLUMNS = frozenset(
 )
 """Columns that hold words; the others hold numbers, aligned to the right."""
 UNKNOWN = words("reading.unknown")
+SCRIPT = "train.py"
+"""Stands for the user's script in the commands of findings."""
 FEWEST = 2
 """Columns that stay however narrow the terminal is: a name and its number."""
 MOST_ROWS = 10
@@ -52,6 +46,8 @@ class Facts:
     """Readings, each behind the name of its label; one without a name is an item of a list."""
 
     rows: tuple[tuple[str, Text], ...]
+    labels: str = "label."
+    """What the messages of the labels begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,21 +85,23 @@ class Advice:
 
     @property
     def short(self) -> Sentence:
-        """Return its name and its share."""
+        """Its name and its share."""
         return words("reading.finding_short", code=self.finding.code, share=self.share)
 
     @property
     def long(self) -> Sentence:
-        """Return the same with the sentence that proves it."""
-        name = "finding" if self.finding.of == "step" else f"finding_{self.finding.of}"
-        if self.finding.is_bound:
-            name = "finding_bound"
-        share = format_share(self.finding.share)
-        return words(f"reading.{name}", code=self.finding.code, share=share, because=self.because)
+        """The same with the sentence that proves it."""
+        of = "bound" if self.finding.is_bound else self.finding.of
+        return words(
+            "reading.finding" if of == "step" else f"reading.finding_{of}",
+            code=self.finding.code,
+            share=format_share(self.finding.share),
+            because=self.because,
+        )
 
     @property
     def source(self) -> tuple[tuple[str, Text], ...]:
-        """Return the row with its line in the source, none where no rule sees it there."""
+        """The row with its line in the source, none where no rule sees it there."""
         places = self.finding.places
         if not places:
             return ()
@@ -112,12 +110,11 @@ class Advice:
         if len(places) > 1:
             place = words("reading.source_and_more", place=place, n=str(len(places) - 1))
         name = "source" if first.fix == NONE else "source_fix"
-        sentence = words(f"reading.{name}", place=place, path=shlex.quote(first.path))
-        return (("source", sentence),)
+        return (("source", words(f"reading.{name}", place=place, path=shlex.quote(first.path))),)
 
     def next(self, say: Messages) -> str:
         """Return what to do, with the user's script in its commands."""
-        return advice_words(say.text(self.finding.next), self.workload)
+        return say.text(self.finding.next).replace(SCRIPT, self.workload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,16 +134,6 @@ class Section:
     name: str
     """Of its title, among the messages `section.*`."""
     blocks: tuple[Block, ...]
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """Its tables."""
-        return tuple(block for block in self.blocks if isinstance(block, Table))
-
-    @property
-    def sentences(self) -> tuple[Sentence, ...]:
-        """Its sentences."""
-        return tuple(block for block in self.blocks if isinstance(block, Sentence))
 
 
 def known_columns(block: Table) -> Table:
@@ -168,19 +155,18 @@ def safe(text: str, say: Messages) -> str:
     return ascii_only(text) if say.language == ENGLISH else printable(text)
 
 
-def label_cell(name: str, say: Messages) -> str:
-    """Return a label, as wide as the widest of the language."""
-    labels = (text for key, text in say.texts.items() if key.startswith("label."))
-    return padded(say(f"label.{name}"), max(map(display_width, labels)))
+def label_cell(name: str, say: Messages, labels: str = "label.", least: int = 0) -> str:
+    """Return a label, as wide as the widest of its kind; blank without a name."""
+    kind = (text for key, text in say.texts.items() if key.startswith(labels))
+    return padded(say(f"{labels}{name}") if name else "", max(least, *map(cell_len, kind)))
 
 
-def title_lines(section: Section, say: Messages) -> list[str]:
-    """Return the title of a section on a terminal."""
-    return ["", f"[{say(f'section.{section.name}')}]"]
+def terminal_lines(blocks: Iterable[Block], say: Messages, width: int) -> list[str]:
+    """Return blocks as lines of a terminal."""
+    return [line for block in blocks for line in _block_lines(block, say, width)]
 
 
-def terminal_lines(block: Block, say: Messages, width: int) -> list[str]:
-    """Return a block as lines of a terminal."""
+def _block_lines(block: Block, say: Messages, width: int) -> list[str]:
     if isinstance(block, Sentence):
         return wrapped(say.text(block), width)
     if isinstance(block, Table):
@@ -188,20 +174,15 @@ def terminal_lines(block: Block, say: Messages, width: int) -> list[str]:
     if isinstance(block, Next):
         return [f"{label_cell('next', say)}  {block.command}"]
     if isinstance(block, Advice):
-        rows: Sequence[tuple[str, Text]] = (
-            ("finding", block.long),
-            ("advice", block.next(say)),
-            *block.source,
-        )
-        return [line for row in rows for line in _fact(row, say, width)]
-    return [line for row in block.rows for line in _fact(row, say, width)]
-
-
-def _fact(row: tuple[str, Text], say: Messages, width: int) -> list[str]:
-    name, text = row
-    if not name:
-        return wrapped(say.text(text), width, indent="- ", hanging="  ")
-    return labelled(label_cell(name, say), say.text(text), width)
+        advice = (("finding", block.long), ("advice", block.next(say)), *block.source)
+        block = Facts(rows=advice)
+    lines: list[str] = []
+    for name, text in block.rows:
+        if name:
+            lines += labelled(label_cell(name, say, block.labels), say.text(text), width)
+        else:
+            lines += wrapped(say.text(text), width, indent="- ", hanging="  ")
+    return lines
 
 
 def _fitting(block: Table, say: Messages, width: int) -> list[str]:
@@ -211,9 +192,9 @@ def _fitting(block: Table, say: Messages, width: int) -> list[str]:
     bars = ["#" * round(share * BAR_WIDTH) for share in block.shares]
     kept = len(block.columns)
     lines = _table(block, kept, say, bars)
-    if bars and _width(lines) > width:
+    if bars and max(map(cell_len, lines)) > width:
         lines = _table(block, kept, say, [])
-    while kept > FEWEST and _width(lines) > width:
+    while kept > FEWEST and max(map(cell_len, lines)) > width:
         kept -= 1
         lines = _table(block, kept, say, [])
     if len(block.rows) > MOST_ROWS:
@@ -225,9 +206,10 @@ def _with_details(block: Table, say: Messages, width: int) -> list[str]:
     cells = [[say.text(cell) for cell in row] for row in block.rows]
     lines = table(columns_of(block.columns, say), cells)
     head = len(lines) - len(cells)
+    shown = lines[:head]
     for line, detail in zip(lines[head:], block.details, strict=True):
-        lines += [line, *wrapped(say.text(detail), width, indent="  ")]
-    return [*lines[:head], *lines[head + len(cells) :]]
+        shown += [line, *wrapped(say.text(detail), width, indent="  ")]
+    return shown
 
 
 def columns_of(names: Sequence[str], say: Messages) -> list[Column]:
@@ -235,18 +217,13 @@ def columns_of(names: Sequence[str], say: Messages) -> list[Column]:
     return [Column(say(f"column.{name}"), is_number=name not in WORD_COLUMNS) for name in names]
 
 
-def _width(lines: Sequence[str]) -> int:
-    return max(map(display_width, lines))
-
-
 def _table(block: Table, kept: int, say: Messages, bars: Sequence[str]) -> list[str]:
     columns = columns_of(block.columns[:kept], say)
     rows = [[cut(say.text(cell)) for cell in row[:kept]] for row in block.rows[:MOST_ROWS]]
-    if not bars:
-        return table(columns, rows)
-    return table(
-        [*columns, Column("")], [[*row, bar] for row, bar in zip(rows, bars, strict=False)]
-    )
+    if bars:
+        columns.append(Column(""))
+        rows = [[*row, bar] for row, bar in zip(rows, bars, strict=False)]
+    return table(columns, rows)
 
 
 def cut(text: str) -> str:
@@ -278,17 +255,20 @@ def _markdown(block: Block, say: Messages) -> list[str]:
         source = [f"  {escaped(say.text(text))}" for _label, text in block.source]
         return [f"- {escaped(say.text(block.long))}", f"  {escaped(block.next(say))}", *source]
     if isinstance(block, Facts):
-        return [f"- {escaped(text)}" for text in fact_texts(block, say)]
+        labels = (f"{say(f'{block.labels}{name}')}: " if name else "" for name, _ in block.rows)
+        texts = (say.text(text) for _, text in block.rows)
+        return [f"- {escaped(label + text)}" for label, text in zip(labels, texts, strict=True)]
     titles = [" ".join(say(f"column.{name}").split()) for name in block.columns]
     rule = ["---" if name in WORD_COLUMNS else "--:" for name in block.columns]
     body = [[escaped(say.text(cell)) for cell in row] for row in block.rows]
+    return markdown_table(titles, rule, body)
+
+
+def markdown_table(
+    titles: Sequence[str], rule: Sequence[str], body: Iterable[Sequence[str]]
+) -> list[str]:
+    """Return the lines of a table; the rule aligns its columns, by `---` or `--:`."""
     return [f"| {' | '.join(cells)} |" for cells in (titles, rule, *body)]
-
-
-def fact_texts(block: Facts, say: Messages) -> Iterator[str]:
-    """Yield each reading with its label before it."""
-    for name, text in block.rows:
-        yield f"{say(f'label.{name}')}: {say.text(text)}" if name else say.text(text)
 
 
 def escaped(text: str) -> str:

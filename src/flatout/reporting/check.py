@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from flatout.records.finding import NONE, SAFE, SUGGESTED, SourceCheck, SourceFinding
 from flatout.records.messages import ENGLISH, Messages, Sentence, joined, messages, words
@@ -34,9 +35,8 @@ def check_github(found: SourceCheck, language: str = ENGLISH) -> str:
         f"col={finding.column},title={_property(finding.code)}::" + _data(say.text(_said(finding)))
         for path, finding in found.findings()
     ]
-    lines += [
-        f"::notice file={_property(path)}::{_data(why)}" for path, why in _left_out(found, say)
-    ]
+    for path, why in _left_out(found, say):
+        lines.append(f"::notice file={_property(path)}::{_data(why)}")
     return "\n".join([*lines, say.text(_summary(found)), ""])
 
 
@@ -65,24 +65,16 @@ def check_sarif(found: SourceCheck, version: str) -> dict[str, Any]:
 
 
 def _result(path: str, finding: SourceFinding) -> dict[str, Any]:
-    region = {
-        "startLine": finding.line,
-        "startColumn": finding.column,
-        "endLine": finding.end_line,
-    }
-    place = {"artifactLocation": {"uri": _uri(path)}, "region": region}
+    start = {"startLine": finding.line, "startColumn": finding.column}
+    region = start | {"endLine": finding.end_line}
+    uri = Path(path).as_uri() if os.path.isabs(path) else quote(path)  # noqa: PTH117  no I/O
+    place = {"artifactLocation": {"uri": uri}, "region": region}
     return {
         "ruleId": finding.code,
         "level": LEVELS[finding.fix_class],
         "message": {"text": _said(finding)},
         "locations": [{"physicalLocation": place}],
     }
-
-
-def _uri(path: str) -> str:
-    from urllib.parse import quote
-
-    return Path(path).as_uri() if os.path.isabs(path) else quote(path)  # noqa: PTH117  no I/O
 
 
 def _said(finding: SourceFinding) -> Sentence:
@@ -111,9 +103,9 @@ def _summary(found: SourceCheck) -> str:
     parts = [words(f"check.{name}", files=files, **about)]
     if found.fixed:
         parts = [words("check.fixed", n=str(found.fixed), rest=parts[0])]
-    for kind, code in ((SAFE, "check.safe"), (SUGGESTED, "check.suggested")):
+    for kind in (SAFE, SUGGESTED):
         if count := found.count(kind):
-            parts.append(words(code, n=str(count)))
+            parts.append(words(f"check.{kind}", n=str(count)))
     return joined(*parts)
 
 

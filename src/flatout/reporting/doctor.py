@@ -1,18 +1,15 @@
-"""The reports on this machine: `doctor`, what earlier tunings found, the list of techniques.
-
-`dockerfile` writes a stack as a Dockerfile.
-"""
+"""The reports on this machine: `doctor`, earlier tunings, all techniques, and the Dockerfile."""
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from flatout.records.finding import BAD, WARN, Check
 from flatout.records.machine import Machine, Stack
-from flatout.records.messages import ENGLISH, Sentence, messages, named, words
+from flatout.records.messages import ENGLISH, messages, named, words
 from flatout.records.technique import EarlierResult, Technique
 from flatout.records.units import format_ratio
-from flatout.reporting.blocks import columns_of, safe
+from flatout.reporting.blocks import Table, columns_of, safe, terminal_lines
 from flatout.reporting.tables import ascii_only, labelled, padded, table, wrapped
 from flatout.reporting.templates import render
 
@@ -23,26 +20,27 @@ DEVICES = {
     "rocm": "--device=/dev/kfd --device=/dev/dri --group-add video --group-add render ",
 }
 """What hands the devices into a container."""
+ARCHIVES = (".whl", ".tar.gz")
+MARK_WIDTH = 4
+FORGET = "flatout techniques --forget-history"
 
 
 def dockerfile(stack: Stack) -> str:
     """Return the Dockerfile; its first lines say how to build and to run it."""
-    values = {"stack": stack, "run": ascii_only(run_command(stack))}
-    return render("Dockerfile.j2", values)
-
-
-def run_command(stack: Stack) -> str:
-    """Return the command that trains in the container, with the folder it is typed in."""
     script = shlex.quote(" ".join(stack.script.split()))
-    return (
+    run = (
         f"docker run --rm {DEVICES[stack.kind]}--shm-size={stack.shm_gib}g "
         '--ulimit memlock=-1 --user "$(id -u):$(id -g)" '
         f'-v "$PWD":/work -v flatout-cache:/cache training {script}'
     )
-
-
-MARK_WIDTH = 4
-FORGET = "flatout techniques --forget-history"
+    # pip wants a wheel's own name.
+    name = PurePosixPath(stack.source).name
+    copied = f"/opt/{name if name.endswith(ARCHIVES) else 'flatout'}"
+    extras = f"[{','.join(stack.extras)}]" if stack.extras else ""
+    is_copied = bool(stack.source) and "://" not in stack.source
+    wanted = f"{copied}{extras}" if is_copied else f"flatout{extras} @ {stack.source}"
+    values = {"stack": stack, "run": ascii_only(run), "requirement": wanted}
+    return render("Dockerfile.j2", values | {"copied": copied if is_copied else ""})
 
 
 def render_doctor(
@@ -50,7 +48,13 @@ def render_doctor(
 ) -> str:
     """Return the report: the answer, every check with what to do, what to type next."""
     say = messages(language)
-    lines = [*wrapped(say.text(_headline(machine, checks)), width), ""]
+    bad = sum(check.status == BAD for check in checks)
+    warned = sum(check.status == WARN for check in checks)
+    name = "bad" if bad else "warn" if warned else "ok"
+    counts = {"bad": str(bad), "warned": str(warned), "n": str(len(checks))}
+    device = machine.device
+    head = words(f"doctor.headline_{name}", device=device.name, kind=device.kind, **counts)
+    lines = [*wrapped(say.text(head), width), ""]
     for check in checks:
         mark = padded(say(f"doctor.mark_{check.status}"), MARK_WIDTH)
         lines += labelled(mark, say.text(check.what), width)
@@ -59,20 +63,6 @@ def render_doctor(
             lines += wrapped(say.text(text), width, indent=" " * (MARK_WIDTH + 2))
     lines += ["", f"{say('label.next')}  flatout measure train.py"]
     return safe("\n".join(lines), say) + "\n"
-
-
-def _headline(machine: Machine, checks: Sequence[Check]) -> Sentence:
-    bad = sum(check.status == BAD for check in checks)
-    warned = sum(check.status == WARN for check in checks)
-    name = "bad" if bad else "warn" if warned else "ok"
-    return words(
-        f"doctor.headline_{name}",
-        device=machine.device.name,
-        kind=machine.device.kind,
-        bad=str(bad),
-        warned=str(warned),
-        n=str(len(checks)),
-    )
 
 
 def render_history(
@@ -84,8 +74,7 @@ def render_history(
         shown = wrapped(say("listing.no_history", path=path), width)
         shown += ["", f"{say('label.next')}  flatout tune train.py"]
         return safe("\n".join(shown), say) + "\n"
-    columns = columns_of(("when", "script", "technique", "predicted"), say)
-    columns += columns_of(("measured_ratio", "pairs", "verdict"), say)
+    names = ("when", "script", "technique", "predicted", "measured_ratio", "pairs", "verdict")
     cells = [
         [
             one.at[:10],
@@ -102,7 +91,7 @@ def render_history(
         *wrapped(say("listing.history", n=len(results), path=path), width),
         *wrapped(say("listing.history_use"), width),
         "",
-        *table(columns, cells),
+        *table(columns_of(names, say), cells),
         "",
         f"{say('label.next')}  {say('listing.forget', command=FORGET)}",
     ]
@@ -115,17 +104,18 @@ def render_techniques(
     """Return the techniques with what each addresses, its promise and its one-line summary."""
     say = messages(language)
     order = sorted(classes.items(), key=lambda item: (item[1].numerics.rank, item[0]))
-    columns = columns_of(("technique", "promise", "addresses"), say)
-    cells = [[name, kind.numerics.value, ", ".join(sorted(kind.addresses))] for name, kind in order]
-    lines = table(columns, cells)
-    head = len(lines) - len(cells)
+    listing = Table(
+        columns=("technique", "promise", "addresses"),
+        rows=tuple(
+            (name, kind.numerics.value, ", ".join(sorted(kind.addresses))) for name, kind in order
+        ),
+        details=tuple((kind.__doc__ or "").partition("\n")[0] for _name, kind in order),
+    )
     shown = [
         *wrapped(say("listing.techniques", n=len(classes)), width),
         "",
-        *lines[:head],
+        *terminal_lines([listing], say, width),
+        "",
+        f"{say('label.next')}  flatout tune train.py",
     ]
-    for line, (_name, kind) in zip(lines[head:], order, strict=True):
-        summary = (kind.__doc__ or "").partition("\n")[0]
-        shown += [line, *wrapped(say.text(summary), width, indent="  ")]
-    shown += ["", f"{say('label.next')}  flatout tune train.py"]
     return safe("\n".join(shown), say) + "\n"

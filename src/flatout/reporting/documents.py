@@ -12,20 +12,12 @@ from flatout.records import input_files
 from flatout.records.errors import UserError
 from flatout.records.files import STDOUT, is_stream, linked, replace_text
 
-MAX_DOCUMENT_BYTES = 16 << 20
-"""Of a document that is read: parsed, it takes at most some 400 MB."""
 MOST_INDENTED = 250_000
 """Characters of a document that a person may still read; a longer one is written without spaces."""
 
 
 def write_json(plain: Mapping[str, Any], path: Path) -> None:
-    """Write a JSON document, to standard output for `-`.
-
-    Numbers that JSON does not have become null.
-
-    Raises:
-        UserError: if it cannot be written.
-    """
+    """Write a JSON document, to standard output for `-`; numbers that JSON lacks become null."""
     known = finite(plain)
     text = json.dumps(known, indent=2, allow_nan=False, ensure_ascii=True)
     if len(text) > MOST_INDENTED:
@@ -39,7 +31,7 @@ def write_json(plain: Mapping[str, Any], path: Path) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON document that flatout wrote."""
     try:
-        plain = input_files.read_json(path, MAX_DOCUMENT_BYTES)
+        plain = input_files.read_json(path)
     except FileNotFoundError:
         raise UserError(
             f"there is no file {path}; 'flatout measure --json {path} train.py' writes one"

@@ -1,43 +1,44 @@
 """The report of `pack`: what the store holds, what was left out, whether it equals its source."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from rich.cells import cell_len
 
 from flatout.records.messages import ENGLISH, Messages, Sentence, Text, messages, words
 from flatout.records.units import format_bytes, format_duration, format_rate
 from flatout.reporting.blocks import safe
-from flatout.reporting.tables import Column, display_width, labelled, padded, table, wrapped
+from flatout.reporting.tables import Column, labelled, padded, table, wrapped
 
 KINDS = ("original", "raw", "jpeg", "qoi", "zstd", "tokens")
 LABELS = ("stored", "order", "classes", "skipped", "ignored", "verified")
+ITEM = " " * 10
+"""Indents what belongs to the line above."""
 
 
 def render_pack(packed: Mapping[str, Any], *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the report of a `flatout.pack/1` document."""
     say = messages(language)
-    facts: dict[str, Text] = {"stored": _stored(packed), "order": _order(packed)}
+    order = words("pack.unshuffled")
+    if packed["order"] == "shuffled":
+        order = words("pack.shuffled", seed=str(packed["seed"]))
+    facts: dict[str, list[Text]] = {"stored": [_stored(packed)], "order": [order]}
     if packed["classes"]:
-        facts["classes"] = _classes(packed)
+        # Some are named: a folder of splits looks like classes called train and val.
+        more = ", ..." if packed["classes"] > len(packed["classes_first"]) else ""
+        facts["classes"] = [f"{packed['classes']}: {', '.join(packed['classes_first'])}{more}"]
     if packed["skipped"]:
         place = f"{packed['folder']}/skipped.jsonl"
-        facts["skipped"] = words("pack.skipped_in", n=_count(packed["skipped"]), place=place)
+        skipped = words("pack.skipped_in", n=_count(packed["skipped"]), place=place)
+        facts["skipped"] = [skipped, *packed["skipped_first"]]
     if packed["ignored"]:
-        facts["ignored"] = words("pack.other_kind", n=_count(packed["ignored"], "file"))
+        facts["ignored"] = [words("pack.other_kind", n=_count(packed["ignored"], "file"))]
     if packed["verification"]:
-        facts["verified"] = _verified(packed)
-    items = {
-        "skipped": packed["skipped_first"],
-        "verified": packed["verification"]["problems"] if packed["verification"] else (),
-    }
-    size = max(display_width(say(f"pack.{name}")) for name in LABELS)
-    lines = [*wrapped(say.text(_headline(packed)), width), ""]
-    for name, text in facts.items():
-        lines += labelled(padded(say(f"pack.{name}"), size), say.text(text), width)
-        for item in items.get(name, ()):
-            lines += wrapped(say.text(item), width, indent=" " * 10)
+        facts["verified"] = [_verified(packed), *packed["verification"]["problems"]]
+    head = wrapped(say.text(_headline(packed)), width)
     command = f'data = flatout.data.open("{packed["folder"]}")'
-    return _lines([*lines, "", *labelled(say("label.next"), command, width)], say)
+    return _report([*head, "", *_labelled(facts, LABELS, say, width)], command, say, width)
 
 
 def render_check(checked: Mapping[str, Any], *, width: int = 80, language: str = ENGLISH) -> str:
@@ -50,13 +51,13 @@ def render_check(checked: Mapping[str, Any], *, width: int = 80, language: str =
         size=format_bytes(checked["bytes"]),
     )
     if checked["is_sound"]:
-        took = format_duration(checked["seconds"])
-        return _lines(wrapped(say.text(words("pack.sound", where=where, time=took)), width), say)
+        sound = words("pack.sound", where=where, time=format_duration(checked["seconds"]))
+        return _report(wrapped(say.text(sound), width), "", say, width)
     problems = _count(checked["num_problems"], "problem")
     lines = wrapped(say.text(words("pack.unsound", where=where, problems=problems)), width)
     for item in checked["problems"]:
-        lines += wrapped(say.text(item), width, indent=" " * 10)
-    return _lines([*lines, "", *labelled(say("label.next"), say("pack.again"), width)], say)
+        lines += wrapped(say.text(item), width, indent=ITEM)
+    return _report(lines, say("pack.again"), say, width)
 
 
 def render_files(found: Mapping[str, Any], *, width: int = 80, language: str = ENGLISH) -> str:
@@ -71,20 +72,15 @@ def render_files(found: Mapping[str, Any], *, width: int = 80, language: str = E
         time=format_duration(found["seconds"]),
         rate=format_rate(rate),
     )
-    facts: dict[str, Text] = {"order": words("pack.shuffled_files", seed=str(found["seed"]))}
+    facts: dict[str, list[Text]] = {
+        "order": [words("pack.shuffled_files", seed=str(found["seed"]))]
+    }
     if found["uneven"] is not None:
-        facts["mixing"] = words(
-            "pack.neighbours",
-            now=f"{found['uneven']:.2f}",
-            before=f"{found['uneven_before']:.2f}",
-            folder=found["source"],
-        )
-    size = max(display_width(say(f"pack.{name}")) for name in facts)
-    lines = [*wrapped(say.text(head), width), ""]
-    for name, text in facts.items():
-        lines += labelled(padded(say(f"pack.{name}"), size), say.text(text), width)
-    command = "flatout tune --numerics training train.py"
-    return _lines([*lines, "", *labelled(say("label.next"), command, width)], say)
+        now, before = f"{found['uneven']:.2f}", f"{found['uneven_before']:.2f}"
+        mixing = words("pack.neighbours", now=now, before=before, folder=found["source"])
+        facts["mixing"] = [mixing]
+    lines = [*wrapped(say.text(head), width), "", *_labelled(facts, facts, say, width)]
+    return _report(lines, "flatout tune --numerics training train.py", say, width)
 
 
 def render_formats(found: Mapping[str, Any], *, width: int = 80, language: str = ENGLISH) -> str:
@@ -94,8 +90,7 @@ def render_formats(found: Mapping[str, Any], *, width: int = 80, language: str =
     costs = sorted(found["costs"], key=lambda cost: -cost["images_per_s"])
     exact = [cost for cost in costs if not cost["difference"] and cost["name"] in KINDS]
     best = exact[0] if exact and exact[0]["images_per_s"] > own["images_per_s"] else None
-    names = ["bytes_per_image", "decode_per_image", "per_core"]
-    titles = [say(f"pack.{name}") for name in names]
+    titles = [say(f"pack.{x}") for x in ("bytes_per_image", "decode_per_image", "per_core")]
     titles.append(say("pack.all_cores", n=say.text(_count(found["usable_cores"], "core"))))
     if own["cores_needed"]:
         titles.append(say("pack.cores_needed"))
@@ -106,17 +101,15 @@ def render_formats(found: Mapping[str, Any], *, width: int = 80, language: str =
     ]
     lines = [*wrapped(say.text(_fastest(own, best, found["images"])), width), ""]
     lines += [*table(columns, [_format_row(cost, found, say) for cost in costs]), ""]
-    facts: dict[str, Text] = {}
+    facts: dict[str, list[Text]] = {}
     if found["not_installed"]:
-        facts["missing"] = words("pack.not_installed", names=tuple(found["not_installed"]))
-    facts |= {"decode": words("pack.decode_is"), "storage": _storage(found)}
-    size = max(display_width(say(f"pack.{name}")) for name in ("missing", "decode", "storage"))
-    for name, text in facts.items():
-        lines += labelled(padded(say(f"pack.{name}"), size), say.text(text), width)
+        facts["missing"] = [words("pack.not_installed", names=tuple(found["not_installed"]))]
+    facts |= {"decode": [words("pack.decode_is")], "storage": [_storage(found)]}
+    lines += _labelled(facts, ("missing", "decode", "storage"), say, width)
+    command = ""
     if best:
         command = f"flatout pack {shlex.quote(found['source'])} DST --encode {best['name']}"
-        lines += ["", *labelled(say("label.next"), command, width)]
-    return _lines(lines, say)
+    return _report(lines, command, say, width)
 
 
 def _fastest(own: Mapping[str, Any], best: Mapping[str, Any] | None, images: int) -> Sentence:
@@ -155,8 +148,21 @@ def _storage(found: Mapping[str, Any]) -> Sentence:
     return words("pack.storage_rate", rate=format_bytes(found["read_bytes_per_s"]), free=free)
 
 
-def _lines(lines: Sequence[str], say: Messages) -> str:
-    return safe("\n".join(lines), say) + "\n"
+def _labelled(
+    facts: Mapping[str, Sequence[Text]], names: Iterable[str], say: Messages, width: int
+) -> list[str]:
+    """Return facts behind labels as wide as the widest of these names, each above its items."""
+    size = max(cell_len(say(f"pack.{name}")) for name in names)
+    lines: list[str] = []
+    for name, (text, *items) in facts.items():
+        lines += labelled(padded(say(f"pack.{name}"), size), say.text(text), width)
+        lines += [line for x in items for line in wrapped(say.text(x), width, indent=ITEM)]
+    return lines
+
+
+def _report(lines: Sequence[str], command: str, say: Messages, width: int) -> str:
+    end = ["", *labelled(say("label.next"), command, width)] if command else []
+    return safe("\n".join([*lines, *end]), say) + "\n"
 
 
 def _headline(packed: Mapping[str, Any]) -> Sentence:
@@ -185,18 +191,6 @@ def _stored(packed: Mapping[str, Any]) -> Sentence:
     if encoding["short_side"]:
         kind = words("pack.with_short_side", kind=kind, n=str(encoding["short_side"]))
     return words("pack.lossless" if packed["is_lossless"] else "pack.lossy", kind=kind)
-
-
-def _order(packed: Mapping[str, Any]) -> Sentence:
-    if packed["order"] == "shuffled":
-        return words("pack.shuffled", seed=str(packed["seed"]))
-    return words("pack.unshuffled")
-
-
-def _classes(packed: Mapping[str, Any]) -> str:
-    """Name some: a folder of splits looks like classes called train and val."""
-    more = ", ..." if packed["classes"] > len(packed["classes_first"]) else ""
-    return f"{packed['classes']}: {', '.join(packed['classes_first'])}{more}"
 
 
 def _verified(packed: Mapping[str, Any]) -> Sentence:

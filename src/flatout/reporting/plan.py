@@ -1,11 +1,7 @@
-"""The report of `plan`: will it fit, what fills the memory, what would make it fit.
-
-`render_plan` is for the terminal, `plan_html` one HTML file that loads and runs nothing.
-"""
+"""The report of `plan`: will it fit, what fills the memory, what would make it fit, and where."""
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from flatout.records.memory import TensorAtPeak
 from flatout.records.messages import (
@@ -19,31 +15,40 @@ from flatout.records.messages import (
     times,
     words,
 )
-from flatout.records.plan import MAX_BATCH, Amount, Plan, Rung
-from flatout.records.units import format_bytes
-from flatout.reporting.blocks import safe
-from flatout.reporting.parallel_plan import (
-    COLUMNS as WAY_COLUMNS,
-)
-from flatout.reporting.parallel_plan import (
-    advice_lines,
-    rejected_lines,
-    spread_command,
-    way_rows,
-)
-from flatout.reporting.tables import (
-    NOTHING,
-    Column,
-    display_width,
-    labelled,
-    padded,
-    table,
-    wrapped,
-)
+from flatout.records.parallel import spec_to_toml
+from flatout.records.plan import MAX_BATCH, Amount, NumberSource, ParallelPlan, Plan, Rung
+from flatout.records.units import format_bytes, format_ms, format_share
+from flatout.reporting.blocks import label_cell, safe
+from flatout.reporting.tables import NOTHING, Column, labelled, table, wrapped
 from flatout.reporting.templates import render
 
 SMALL_TIME = 0.005
 """Step times closer than this are the same in a prediction."""
+MOST_TENSORS = 6
+MOST_RUNGS = 8
+MOST_RUNGS_ON_A_PAGE = 20
+MOST_WAYS = 6
+MOST_REJECTED = 12
+COMPONENTS = ("part", "bytes", "share", "known_by")
+TENSORS = ("largest", "shape", "what", "made_by")
+LARGEST_BATCH = "batch"
+RUNGS = ("way", "peak", "saves", "time", "fits", LARGEST_BATCH, "known_by")
+WAYS = ("spread_as", "step", "fullest", "exchange", "bubble", "time_known_by")
+TEXTS = frozenset(
+    {
+        *("part", "known_by", "shape", "what", "made_by", "way", "fits"),
+        *("spread_as", "time_known_by"),
+    }
+)
+"""Columns that hold no numbers."""
+LABEL_WIDTH = 8
+WIDTH, HEIGHT = 1000.0, 260.0
+HEADROOM = 1.04
+ORDER = (
+    *("parameters", "buffers", "optimizer", "gradients"),
+    *("inputs", "activations", "temporaries", "workspace"),
+)
+"""From the ground up: what stays is below what comes and goes."""
 
 
 def headline(plan: Plan) -> Sentence:
@@ -60,22 +65,17 @@ def headline(plan: Plan) -> Sentence:
     rung = plan.way_out
     if rung is None:
         return words("fit.no_way", lack=lack)
+    time = words("fit.same_time")
+    if not _is_same_time(rung):
+        time = words("fit.time", ratio=times(rung.time_ratio))
+    cost = words("fit.cost", size=format_bytes(rung.saved_bytes), time=time)
     name = "fit.way" if plan.is_sure(rung) else "fit.way_maybe"
-    return words(name, lack=lack, way=choice_words(rung), cost=rung_cost(rung))
-
-
-def used_words(plan: Plan) -> Text:
-    """Say how much is used, with its interval."""
-    amount = amount_words(plan.used)
-    if not plan.batch:
-        return amount
-    return words("fit.used", amount=amount, batch=str(plan.batch))
+    return words(name, lack=lack, way=choice_words(rung), cost=cost)
 
 
 def amount_words(amount: Amount) -> Text:
     """Return bytes with the interval they are in.
 
-    >>> from flatout.records.plan import NumberSource
     >>> from flatout.records.units import MIB
     >>> amount_words(Amount(bytes=MIB, source=NumberSource.TRACED, low=MIB, high=2 * MIB))
     '1.0 MiB (1.0 MiB to 2.0 MiB)'
@@ -89,19 +89,23 @@ def amount_words(amount: Amount) -> Text:
 
 def component_rows(plan: Plan) -> list[tuple[Text, ...]]:
     """Return name, bytes, share of what is used, and how it is known; nothing that is zero."""
+    parts = [(named("part", name), amount) for name, amount in plan.components.items()]
     total = max(1, plan.used.bytes)
     rows: list[tuple[Text, ...]] = [
-        (
-            named("part", name),
-            format_bytes(amount.bytes),
-            f"{100 * amount.bytes / total:.1f} %",
-            _known_by(amount),
-        )
-        for name, amount in plan.components.items()
-        if amount.bytes
+        (name, format_bytes(one.bytes), f"{100 * one.bytes / total:.1f} %", _known_by(one))
+        for name, one in parts
+        if one.bytes
     ]
     whole = words("fit.in_all")
     return [*rows, (whole, format_bytes(plan.used.bytes), "100.0 %", _known_by(plan.used))]
+
+
+def _known_by(amount: Amount) -> Sentence:
+    text = words(f"known_by.{amount.source.value}")
+    if amount.low is None or amount.high is None or amount.low == amount.high:
+        return text
+    low, high = format_bytes(amount.low), format_bytes(amount.high)
+    return words("fit.known_between", known=text, low=low, high=high)
 
 
 def peak_words(plan: Plan) -> Sentence:
@@ -147,26 +151,28 @@ def batch_words(plan: Plan) -> Text:
     return most
 
 
-def keep_words(plan: Plan) -> Text:
-    """Say how to keep the batch that does not fit as a whole."""
-    if plan.accumulating is None or plan.batch is None:
-        return ""
-    parts = plan.accumulating
-    about = {"batch": str(plan.batch), "n": str(parts.steps), "part": str(parts.micro_batch)}
-    return words("fit.keep", **about)
+def _facts(plan: Plan) -> list[tuple[str, Text]]:
+    used, keep = amount_words(plan.used), ""
+    if plan.batch:
+        used = words("fit.used", amount=used, batch=str(plan.batch))
+    if plan.accumulating is not None and plan.batch is not None:
+        parts = plan.accumulating
+        about = {"n": str(parts.steps), "part": str(parts.micro_batch)}
+        keep = words("fit.keep", batch=str(plan.batch), **about)
+    facts: list[tuple[str, Text]] = [
+        ("used", used),
+        ("peak", peak_words(plan)),
+        ("batch", batch_words(plan)),
+        ("keep", keep),
+        ("formula", formula_words(plan)),
+        ("checked", plan.checked),
+    ]
+    return [(label, text) for label, text in facts if text]
 
 
 def choice_words(rung: Rung) -> str:
     """Return what a way consists of."""
     return " + ".join(rung.choices) if rung.choices else words("plan.as_it_is")
-
-
-def rung_cost(rung: Rung) -> Sentence:
-    """Say what a way saves and what it costs."""
-    time = words("fit.same_time")
-    if not _is_same_time(rung):
-        time = words("fit.time", ratio=times(rung.time_ratio))
-    return words("fit.cost", size=format_bytes(rung.saved_bytes), time=time)
 
 
 def _is_same_time(rung: Rung) -> bool:
@@ -176,18 +182,20 @@ def _is_same_time(rung: Rung) -> bool:
 def rung_rows(plan: Plan, most: int) -> list[tuple[Text, ...]]:
     """Return way, peak, saved, time, whether it fits, the largest batch, and how it is known."""
     rows: list[tuple[Text, ...]] = []
-    for rung in shown(plan.ladder, most):
+    # The first ways, and the script as it is wherever that is.
+    for rung in (*plan.ladder[:most], *(rung for rung in plan.ladder[most:] if not rung.choices)):
         known = words(f"known_by.{rung.source.value}")
         if rung.changes_training:
             known = words("fit.other_training", known=known)
         time = words("fit.same_time") if _is_same_time(rung) else times(rung.time_ratio)
+        fits = "survey.says_yes" if plan.is_sure(rung) else "fit.perhaps"
         rows.append(
             (
                 choice_words(rung),
                 format_bytes(rung.peak_bytes),
                 format_bytes(rung.saved_bytes) if rung.choices else NOTHING,
                 time if rung.choices else NOTHING,
-                fits_words(plan, rung),
+                words(fits if rung.fits else "survey.says_no"),
                 str(rung.largest_batch) if rung.largest_batch else NOTHING,
                 known,
             )
@@ -195,20 +203,7 @@ def rung_rows(plan: Plan, most: int) -> list[tuple[Text, ...]]:
     return rows
 
 
-def fits_words(plan: Plan, rung: Rung) -> Sentence:
-    """Return whether a way fits, in a word."""
-    if not rung.fits:
-        return words("survey.says_no")
-    return words("survey.says_yes" if plan.is_sure(rung) else "fit.perhaps")
-
-
-def shown(rungs: Sequence[Rung], most: int) -> list[Rung]:
-    """Return the first ways, and the script as it is wherever it is."""
-    first = list(rungs[:most])
-    return first + [rung for rung in rungs[most:] if not rung.choices]
-
-
-def tensor_rows(tensors: Sequence[TensorAtPeak], most: int) -> list[tuple[Text, ...]]:
+def tensor_rows(tensors: Sequence[TensorAtPeak]) -> list[tuple[Text, ...]]:
     """Return size, shape, what it is, and the line that made it."""
     return [
         (
@@ -219,8 +214,45 @@ def tensor_rows(tensors: Sequence[TensorAtPeak], most: int) -> list[tuple[Text, 
             else named("phase", tensor.phase),
             ", ".join(filter(None, [tensor.module, tensor.line or tensor.operator])) or NOTHING,
         )
-        for tensor in tensors[:most]
+        for tensor in tensors
     ]
+
+
+def way_rows(plans: Sequence[ParallelPlan]) -> list[tuple[Text, ...]]:
+    """Return spec, step, memory, exchange, bubble and source of the ways that fit."""
+    rows: list[tuple[Text, ...]] = []
+    for plan in plans:
+        if not plan.fits or plan.step_ms is None:
+            continue
+        # A time that is known by a profile, of whichever GPU, is calibrated.
+        is_measured = plan.step_ms.source is NumberSource.CALIBRATED
+        rows.append(
+            (
+                plan.spec.label,
+                format_ms(plan.step_ms.value),
+                format_bytes(int(plan.peak_bytes.value)) if plan.peak_bytes else NOTHING,
+                *(_share(plan, name) for name in ("communication", "bubble")),
+                words(f"known_by.{'profile' if is_measured else plan.step_ms.source.value}"),
+            )
+        )
+    return rows
+
+
+def _share(plan: ParallelPlan, name: str) -> str:
+    found = plan.shares.get(name)
+    return format_share(min(1.0, found.value)) if found is not None else NOTHING
+
+
+def rejected_lines(plans: Sequence[ParallelPlan]) -> list[Text]:
+    """Return a line for each rejected way; those that are too many are counted."""
+    rejected = [plan for plan in plans if not plan.fits]
+    lines: list[Text] = [
+        words("way.rejected", way=plan.spec.label, why=plan.why)
+        for plan in rejected[:MOST_REJECTED]
+    ]
+    if len(rejected) > MOST_REJECTED:
+        lines.append(words("way.more_rejected", n=str(len(rejected) - MOST_REJECTED)))
+    return lines
 
 
 def next_command(plan: Plan, workload: str, gpu: str) -> str:
@@ -228,7 +260,7 @@ def next_command(plan: Plan, workload: str, gpu: str) -> str:
     chosen = f" --gpu {shlex.quote(gpu)}" if gpu else ""
     # A configuration is no training: it can be planned, and that is all.
     can_train = not workload.startswith("hf:")
-    spread = spread_command(plan, workload)
+    spread = spread_command(plan, workload) if can_train else None
     if spread is not None:
         return spread
     if plan.largest_batch is None and not (plan.fits and can_train):
@@ -238,22 +270,25 @@ def next_command(plan: Plan, workload: str, gpu: str) -> str:
     return f"flatout plan{chosen} --html plan.html {workload}"
 
 
-def _known_by(amount: Amount) -> Sentence:
-    text = words(f"known_by.{amount.source.value}")
-    if amount.low is None or amount.high is None or amount.low == amount.high:
-        return text
-    low, high = format_bytes(amount.low), format_bytes(amount.high)
-    return words("fit.known_between", known=text, low=low, high=high)
-
-
-MOST_TENSORS = 6
-MOST_RUNGS = 8
-COMPONENTS = ("part", "bytes", "share", "known_by")
-TENSORS = ("largest", "shape", "what", "made_by")
-LARGEST_BATCH = "batch"
-RUNGS = ("way", "peak", "saves", "time", "fits", LARGEST_BATCH, "known_by")
-NUMBERS = frozenset({"bytes", "share", "largest", "peak", "saves", "time", LARGEST_BATCH})
-FACTS = ("used", "peak", "batch", "keep", "formula", "checked")
+def spread_command(plan: Plan, workload: str) -> str | None:
+    """Return the command that trains as advised; None where there is nothing to spread."""
+    advice = plan.advice
+    if advice is None or advice.spec is None or advice.ranks in (None, 1):
+        return None
+    spec = advice.spec
+    found = spec_to_toml(spec).items()
+    values = " ".join(f'{n}="{v}"' if isinstance(v, str) else f"{n}={v}" for n, v in found)
+    in_recipe = f", with [parallel] {values} in it"
+    if ".py:" in workload:
+        return f"flatout run --with recipe.toml {workload}{in_recipe}"
+    gpus = min(int(plan.environment.get("gpus", spec.world_size)), spec.world_size)
+    hosts = spec.world_size // gpus
+    where = f"--gpus {gpus}" + (f" --hosts {hosts} --rendezvous HOST:PORT" if hosts > 1 else "")
+    if spec.dp_shard > 1 and spec.dp_replicate > 1:
+        return f"flatout run --with recipe.toml {where} {workload}{in_recipe}"
+    zero = f" --zero {spec.zero}" if spec.zero else ""
+    zero += " --offload" if spec.offload else ""
+    return f"flatout run {where}{zero} {workload}"
 
 
 def render_plan(
@@ -265,14 +300,18 @@ def render_plan(
     if plan.advice:
         told = words("fit.whole_batch", headline=told)
     lines = [*advice_lines(plan, say, width), *wrapped(say.text(told), width), ""]
-    widest = max(LABEL_WIDTH, *(display_width(say(f"fit.label_{name}")) for name in FACTS))
     for name, text in _facts(plan):
-        lines += labelled(padded(say(f"fit.label_{name}"), widest), say.text(text), width)
+        label = label_cell(name, say, "fit.label_", LABEL_WIDTH)
+        lines += labelled(label, say.text(text), width)
     lines += ["", *_table(COMPONENTS, component_rows(plan), say)]
     if plan.largest:
-        lines += ["", *_table(TENSORS, tensor_rows(plan.largest, MOST_TENSORS), say)]
+        lines += ["", *_table(TENSORS, tensor_rows(plan.largest[:MOST_TENSORS]), say)]
     if plan.ladder:
-        lines += ["", *_ways(plan, say)]
+        rows = rung_rows(plan, MOST_RUNGS)
+        at = RUNGS.index(LARGEST_BATCH)
+        kept = [i for i in range(len(RUNGS)) if i != at or any(row[i] != NOTHING for row in rows)]
+        shown = [[row[i] for i in kept] for row in rows]
+        lines += ["", *_table([RUNGS[i] for i in kept], shown, say)]
     if plan.notes:
         lines.append("")
         for note in plan.notes:
@@ -281,105 +320,83 @@ def render_plan(
     return safe("\n".join(lines), say) + "\n"
 
 
-LABEL_WIDTH = 8
+def advice_lines(plan: Plan, say: Messages, width: int) -> list[str]:
+    """Return the verdict, the ways that fit, and the rejected ones; nothing for one GPU."""
+    advice = plan.advice
+    if advice is None:
+        return []
+    lines = [*wrapped(say.text(advice.verdict), width), ""]
+    rows = way_rows(plan.parallel)[:MOST_WAYS]
+    if rows:
+        lines += [*_table(WAYS, rows, say, "way"), ""]
+    if advice.batch:
+        kept, why = say("way.batch_stays", batch=advice.batch), ""
+        first = next((one for one in plan.parallel if one.fits), None)
+        if first:
+            why = say.text(words("way.why", way=first.spec.label, why=first.why))
+        lines += [*wrapped(f"{kept} {why}".strip(), width), ""]
+    for line in rejected_lines(plan.parallel):
+        lines += wrapped(say.text(line), width)
+    return lines if lines[-1] == "" else [*lines, ""]
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[Text]], say: Messages) -> list[str]:
-    columns = [Column(say(f"fit.column_{name}"), is_number=name in NUMBERS) for name in names]
+def _table(
+    names: Sequence[str], rows: Sequence[Sequence[Text]], say: Messages, family: str = "fit"
+) -> list[str]:
+    titles = ((say(f"{family}.column_{name}"), name not in TEXTS) for name in names)
+    columns = [Column(title, is_number=is_number) for title, is_number in titles]
     return table(columns, [[say.text(cell) for cell in row] for row in rows])
-
-
-def _facts(plan: Plan) -> list[tuple[str, Text]]:
-    facts: list[tuple[str, Text]] = [
-        ("used", used_words(plan)),
-        ("peak", peak_words(plan)),
-        ("batch", batch_words(plan)),
-        ("keep", keep_words(plan)),
-        ("formula", formula_words(plan)),
-        ("checked", plan.checked),
-    ]
-    return [(label, text) for label, text in facts if text]
-
-
-def _ways(plan: Plan, say: Messages) -> list[str]:
-    """Return the ways as a table, without columns that say nothing."""
-    rows = rung_rows(plan, MOST_RUNGS)
-    kept = [
-        position
-        for position, name in enumerate(RUNGS)
-        if name != LARGEST_BATCH or any(row[position] != NOTHING for row in rows)
-    ]
-    return _table(
-        [RUNGS[position] for position in kept],
-        [[row[position] for position in kept] for row in rows],
-        say,
-    )
-
-
-WIDTH, HEIGHT = 1000.0, 260.0
-HEADROOM = 1.04
-MOST_RUNGS_ON_A_PAGE = 20
-ORDER = (
-    *("parameters", "buffers", "optimizer", "gradients"),
-    *("inputs", "activations", "temporaries", "workspace"),
-)
-"""From the ground up: what stays is below what comes and goes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """One component of the curve."""
-
-    name: str
-    points: str
-    """Of a polygon."""
 
 
 def plan_html(plan: Plan, *, workload: str, gpu: str = "", language: str = ENGLISH) -> str:
     """Return the page: the answer, the curve of two steps, the tables."""
-    say = messages(language)
+    # The height of the device's memory, where it is inside the drawing.
+    capacity_share = plan.capacity_bytes / _top(plan)
+    capacity_y = round(HEIGHT * (1 - capacity_share), 1) if capacity_share <= 1 else None
     return render(
         "plan.html.j2",
         {
-            "say": say,
+            "say": messages(language),
+            "plan": plan,
             "headline": headline(plan),
-            "advice": plan.advice,
-            "way_columns": WAY_COLUMNS,
-            "ways": way_rows(plan.parallel, len(plan.parallel)),
+            "way_columns": WAYS,
+            "ways": way_rows(plan.parallel),
             "rejected": rejected_lines(plan.parallel),
-            "fits": plan.fits,
             "workload": workload,
-            "device": plan.device,
             "facts": _facts(plan),
             "width": WIDTH,
             "height": HEIGHT,
             "layers": layers(plan),
             "phases": phase_lines(plan),
-            "capacity_y": _capacity_y(plan),
+            "capacity_y": capacity_y,
             "top": format_bytes(_top(plan) / HEADROOM),
             "capacity": format_bytes(plan.capacity_bytes),
             "told": words("fit.curve", peak=peak_words(plan)),
             "components": component_rows(plan),
-            "tensors": tensor_rows(plan.largest, len(plan.largest)),
+            "tensors": tensor_rows(plan.largest),
             "rungs": rung_rows(plan, MOST_RUNGS_ON_A_PAGE),
             "whys": [(choice_words(rung), rung.why) for rung in plan.ladder if rung.choices],
-            "notes": plan.notes,
             "next_command": next_command(plan, workload, gpu),
         },
     )
 
 
-def layers(plan: Plan) -> list[Layer]:
-    """Return the components as stacked polygons, from the ground up."""
+def layers(plan: Plan) -> list[tuple[str, str]]:
+    """Return the components, each with the points of its polygon, stacked from the ground up."""
     if len(plan.timeline) < 2:
         return []
-    across, top = _across(plan), _top(plan)
+    top, end = _top(plan), plan.timeline[-1][0] or 1
+    across = [WIDTH * at / end for at, _count in plan.timeline]
+
+    def line(counts: Sequence[int]) -> list[str]:
+        heights = (HEIGHT * (1 - count / top) for count in counts)
+        return [f"{x:.1f},{y:.1f}" for x, y in zip(across, heights, strict=True)]
+
     ground = [0] * len(plan.timeline)
     found = []
     for name in (name for name in ORDER if name in plan.parts):
         roof = [below + own for below, own in zip(ground, plan.parts[name], strict=True)]
-        upper, lower = _line(across, roof, top), _line(across, ground, top)
-        found.append(Layer(name=name, points=" ".join([*upper, *reversed(lower)])))
+        found.append((name, " ".join([*line(roof), *reversed(line(ground))])))
         ground = roof
     return found
 
@@ -389,36 +406,17 @@ def phase_lines(plan: Plan) -> list[tuple[float, Text]]:
     if len(plan.timeline) < 2:
         return []
     end = plan.timeline[-1][0] or 1
-    starts = [
-        (at, words("fit.phase", phase=named("phase", phase), n=str(step + 1)))
-        for at, phase, step in plan.phases
-        if phase != "setup"
+    starts = [phase for phase in plan.phases if phase[1] != "setup"]
+    ends = [*(at for at, _, _ in starts[1:]), end]
+    return [
+        (
+            round(WIDTH * at / end, 1),
+            words("fit.phase", phase=named("phase", phase), n=str(step + 1)),
+        )
+        for (at, phase, step), until in zip(starts, ends, strict=True)
+        if until - at > end / 50
     ]
-    last = (end, words("fit.phase", phase="", n=""))
-    kept = [
-        (at, name)
-        for (at, name), (later, _) in zip(starts, [*starts[1:], last], strict=True)
-        if later - at > end / 50
-    ]
-    return [(round(WIDTH * at / end, 1), name) for at, name in kept]
-
-
-def _across(plan: Plan) -> list[float]:
-    end = plan.timeline[-1][0] or 1
-    return [WIDTH * at / end for at, _count in plan.timeline]
 
 
 def _top(plan: Plan) -> float:
     return HEADROOM * max([1, *(count for _at, count in plan.timeline)])
-
-
-def _capacity_y(plan: Plan) -> float | None:
-    """Return the height of the device's memory, where it is inside the drawing."""
-    share = plan.capacity_bytes / _top(plan)
-    return round(HEIGHT * (1 - share), 1) if share <= 1 else None
-
-
-def _line(across: Sequence[float], counts: Sequence[int], top: float) -> list[str]:
-    return [
-        f"{x:.1f},{HEIGHT * (1 - count / top):.1f}" for x, count in zip(across, counts, strict=True)
-    ]

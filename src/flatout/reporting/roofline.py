@@ -1,11 +1,10 @@
 """The report of `roofline`: the device's ceilings, and the products of a step below them.
 
-`render_roofline` is for the terminal, `roofline_markdown` for a pull request or a wiki; they share
-words and cells. `roofline_svg` is the plot: operations a second over operations a byte, both in
-powers.
+`roofline_svg` is the plot: operations a second over operations a byte, both in powers.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flatout.records.messages import (
@@ -19,18 +18,9 @@ from flatout.records.messages import (
     words,
 )
 from flatout.records.roofline import Product, ProductAdvice, Roofline
-from flatout.records.units import format_bytes, format_ms, format_rate, format_share
-from flatout.reporting.blocks import escaped, fenced, safe
-from flatout.reporting.tables import (
-    NOTHING,
-    Column,
-    display_width,
-    format_flops,
-    labelled,
-    padded,
-    table,
-    wrapped,
-)
+from flatout.records.units import format_bytes, format_ms, format_rate, format_share, with_prefix
+from flatout.reporting.blocks import escaped, fenced, label_cell, markdown_table, safe
+from flatout.reporting.tables import NOTHING, Column, labelled, table, wrapped
 from flatout.reporting.templates import render
 
 MOST_ROWS = 20
@@ -51,6 +41,23 @@ SHORT = {
 CHANNELS = "channels "
 """What both layouts of a convolution begin with."""
 UNITS = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6))
+WIDTH, HEIGHT = 640, 420
+LEFT, RIGHT, TOP, BOTTOM = 92, 16, 36, 44
+LEAST_RADIUS, MOST_RADIUS = 3.0, 14.0
+ROOM = 1.6
+"""Room beyond the outermost points, as a factor: a point on the frame looks cut."""
+NUMBERS_FROM = 3
+"""The first column of the table that holds numbers."""
+
+
+def format_flops(count: float) -> str:
+    """Render a number of floating-point operations with three significant figures.
+
+    >>> format_flops(3.1e12), format_flops(286_720), format_flops(12)
+    ('3.10 TFLOP', '287 kFLOP', '12.0 FLOP')
+    """
+    value, prefix = with_prefix(count)
+    return f"{format_rate(value)} {prefix}FLOP"
 
 
 def headline(found: Roofline) -> Sentence:
@@ -58,14 +65,12 @@ def headline(found: Roofline) -> Sentence:
     ceilings = found.ceilings
     if not found.workload:
         fastest = max(ceilings.gemm_flops_per_s, key=lambda name: ceilings.gemm_flops_per_s[name])
-        rate = format_flops(ceilings.gemm_flops_per_s[fastest])
-        memory = format_bytes(ceilings.memory_bytes_per_s)
         return words(
             "roofline.of_device",
             device=ceilings.device_name,
-            rate=rate,
+            rate=format_flops(ceilings.gemm_flops_per_s[fastest]),
             dtype=fastest,
-            memory=memory,
+            memory=format_bytes(ceilings.memory_bytes_per_s),
             ridge=format_rate(ceilings.ridge(fastest)),
         )
     if not found.products:
@@ -83,77 +88,48 @@ def headline(found: Roofline) -> Sentence:
     )
 
 
-def facts(found: Roofline) -> list[tuple[str, Text]]:
-    """Return the ceilings of the device: the name of the label, and the words."""
+def facts(found: Roofline) -> Iterator[tuple[str, Text]]:
+    """Yield the ceilings of the device: the name of the label, and the words."""
     ceilings = found.ceilings
     what: list[Text] = [ceilings.device_kind]
     if ceilings.processors:
         what.append(words("roofline.processors", n=str(ceilings.processors)))
     elif ceilings.device_kind == "cpu":
         what.append(words("roofline.threads", n=str(ceilings.threads)))
-    peaks = tuple(
-        words(
-            "roofline.peak",
-            dtype=dtype,
-            rate=format_flops(rate),
-            ridge=format_rate(ceilings.ridge(dtype)),
-        )
-        for dtype, rate in ceilings.gemm_flops_per_s.items()
-    )
+    peaks = []
+    for dtype, peak in ceilings.gemm_flops_per_s.items():
+        rate, ridge = format_flops(peak), format_rate(ceilings.ridge(dtype))
+        peaks.append(words("roofline.peak", dtype=dtype, rate=rate, ridge=ridge))
     copy, triad = map(format_bytes, (ceilings.copy_bytes_per_s, ceilings.triad_bytes_per_s))
-    rows: list[tuple[str, Text]] = [
-        ("device", words("roofline.device", name=ceilings.device_name, what=tuple(what))),
-        ("products", peaks),
-        ("memory", words("roofline.memory", copy=copy, triad=triad)),
-    ]
+    yield "device", words("roofline.device", name=ceilings.device_name, what=tuple(what))
+    yield "products", tuple(peaks)
+    yield "memory", words("roofline.memory", copy=copy, triad=triad)
     if ceilings.to_device_bytes_per_s and ceilings.from_device_bytes_per_s:
         there = format_bytes(ceilings.to_device_bytes_per_s)
         back = format_bytes(ceilings.from_device_bytes_per_s)
-        rows.append(("host", words("roofline.host", there=there, back=back)))
+        yield "host", words("roofline.host", there=there, back=back)
     for dtype, why in ceilings.missing.items():
-        rows.append(("not_known", words("joint.because", one=dtype, other=why)))
+        yield "not_known", words("joint.because", one=dtype, other=why)
     if not ceilings.is_sound:
-        rows.append(("trust", words("roofline.unsound")))
-    return rows
+        yield "trust", words("roofline.unsound")
 
 
-def columns(found: Roofline) -> tuple[Text, ...]:
+def columns(found: Roofline) -> list[Text]:
     """Return the titles of the table; sizes are rows, columns and what is summed over."""
-    unit, _ = _unit(found)
-    first = ("product", "role", "as", "n", "intensity")
-    last = ["roof", "align", "step", "gain"]
-    last += ["tiles", "waves"] if found.ceilings.processors else []
-    titles = [words(f"roofline.column_{name}") for name in (*first, *last)]
-    return (*titles[: len(first)], unit, *titles[len(first) :])
+    names = ["product", "role", "as", "n", "intensity", "roof", "align", "step", "gain"]
+    names += ["tiles", "waves"] if found.ceilings.processors else []
+    titles: list[Text] = [words(f"roofline.column_{name}") for name in names]
+    titles.insert(names.index("roof"), _unit(found)[0])
+    return titles
 
 
-def rows(found: Roofline) -> list[tuple[Text, ...]]:
-    """Return the table's rows, the largest part of the step first."""
-    return [_row(product, found) for product in found.products[:MOST_ROWS]]
-
-
-def wide_columns(found: Roofline) -> tuple[Text, ...]:
-    """Return the titles where there is room: with the operations of one call."""
-    what, *others = columns(found)
-    return (what, "FLOP", *others)
-
-
-def wide_rows(found: Roofline) -> list[tuple[Text, ...]]:
-    """Return the rows that go with them."""
-    shown = zip(found.products, rows(found), strict=False)
-    return [(what, format_flops(product.flops), *others) for product, (what, *others) in shown]
-
-
-def beside(found: Roofline) -> list[Text]:
-    """Return sentences on what the table does not show."""
-    told: list[Text] = []
+def beside(found: Roofline) -> Iterator[Text]:
+    """Yield sentences on what the table does not show."""
     if others := found.products[MOST_ROWS:]:
         spent_ms = sum(product.step_ms or 0.0 for product in others)
-        told.append(words("roofline.smaller", n=str(len(others)), time=format_ms(spent_ms)))
+        yield words("roofline.smaller", n=str(len(others)), time=format_ms(spent_ms))
     if found.attention_flops:
-        flops = format_flops(found.attention_flops)
-        told.append(words("roofline.attention", flops=flops))
-    return told
+        yield words("roofline.attention", flops=format_flops(found.attention_flops))
 
 
 def advice_words(advice: ProductAdvice, found: Roofline) -> Sentence:
@@ -180,9 +156,7 @@ def advice_words(advice: ProductAdvice, found: Roofline) -> Sentence:
 
 def next_command(found: Roofline) -> str:
     """Return what to type next."""
-    if not found.workload:
-        return "flatout roofline train.py"
-    return f"flatout tune {found.workload}"
+    return f"flatout tune {found.workload}" if found.workload else "flatout roofline train.py"
 
 
 def size_words(product: Product) -> Text:
@@ -198,7 +172,8 @@ def size_words(product: Product) -> Text:
     return sizes if product.batch == 1 else words("roofline.of", n=str(product.batch), sizes=sizes)
 
 
-def _row(product: Product, found: Roofline) -> tuple[Text, ...]:
+def row(product: Product, found: Roofline) -> tuple[Text, ...]:
+    """Return the cells of a product."""
     ceilings = found.ceilings
     _, unit = _unit(found)
     roof = ceilings.reachable(product.dtype, product.intensity)
@@ -229,58 +204,49 @@ def _unit(found: Roofline) -> tuple[str, float]:
     return next(((name, size) for name, size in UNITS if most >= size), UNITS[-1])
 
 
-WIDTH, HEIGHT = 640, 420
-LEFT, RIGHT, TOP, BOTTOM = 92, 16, 36, 44
-LEAST_RADIUS, MOST_RADIUS = 3.0, 14.0
-ROOM = 1.6
-"""Room beyond the outermost points, as a factor: a point on the frame looks cut."""
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis, in powers of ten."""
 
+    low: float
+    high: float
+    start: float
+    length: float
+    """Below zero for an axis that goes up."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roof:
-    """The line of one arithmetic: up along the memory's rate, then flat."""
+    def place(self, value: float) -> float:
+        """Return where a value is."""
+        part = math.log(value / self.low) / math.log(self.high / self.low)
+        return round(self.start + self.length * part, 1)
 
-    dtype: str
-    points: str
-    label_x: float
-    label_y: float
+    def powers(self) -> list[float]:
+        """Return the powers of ten on it.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dot:
-    """One product; its area is its part of the step."""
-
-    x: float
-    y: float
-    radius: float
-    role: str
-    told: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    """Both axes, in powers of ten."""
-
-    low_x: float
-    high_x: float
-    low_y: float
-    high_y: float
-
-    def x(self, intensity: float) -> float:
-        """Return the place of an intensity."""
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * _part(intensity, self.low_x, self.high_x), 1)
-
-    def y(self, rate: float) -> float:
-        """Return the place of a rate."""
-        height = HEIGHT - TOP - BOTTOM
-        return round(HEIGHT - BOTTOM - height * _part(rate, self.low_y, self.high_y), 1)
+        >>> Axis(0.5, 200.0, 0, 100).powers()
+        [1.0, 10.0, 100.0]
+        """
+        first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+        return [10.0**power for power in range(first, last + 1)]
 
 
 def roofline_svg(found: Roofline, language: str = ENGLISH) -> str:
     """Return the plot as one SVG file: it needs no script, no font and no network."""
-    say = messages(language)
+    say, ceilings = messages(language), found.ceilings
     dots = [product for product in found.products if product.flops_per_s]
-    scale = _scale(found, dots)
+    ridges = {dtype: ceilings.ridge(dtype) for dtype in ceilings.gemm_flops_per_s}
+    seen = [*ridges.values(), *(product.intensity for product in dots)]
+    across = Axis(min(seen) / 10, max(seen) * 4, LEFT, WIDTH - LEFT - RIGHT)
+    rates = [*ceilings.gemm_flops_per_s.values(), *(product.flops_per_s or 0.0 for product in dots)]
+    least = min([across.low * ceilings.memory_bytes_per_s, *rates])
+    up = Axis(least / ROOM, max(rates) * ROOM, HEIGHT - BOTTOM, TOP + BOTTOM - HEIGHT)
+    # A roof goes up along the memory's rate, then it is flat.
+    start = max(across.low, up.low / ceilings.memory_bytes_per_s)
+    roofs = []
+    for dtype, peak in ceilings.gemm_flops_per_s.items():
+        left = (start, start * ceilings.memory_bytes_per_s)
+        corners = (left, (ridges[dtype], peak), (across.high, peak))
+        points = " ".join(f"{across.place(x)},{up.place(y)}" for x, y in corners)
+        roofs.append({"dtype": dtype, "points": points, "label_y": up.place(peak) - 6})
     return render(
         "roofline.svg.j2",
         {
@@ -291,105 +257,55 @@ def roofline_svg(found: Roofline, language: str = ENGLISH) -> str:
             "top": TOP,
             "bottom": HEIGHT - BOTTOM,
             "say": say,
-            "title": say.text(headline(found)),
-            "description": say.text(_description(found, dots)),
-            "roofs": _roofs(found, scale),
-            "dots": [_dot(product, found, scale, say) for product in dots],
-            "x_ticks": [
-                (scale.x(value), f"{value:g}") for value in _powers(scale.low_x, scale.high_x)
-            ],
-            "y_ticks": [
-                (scale.y(value), f"{format_flops(value)}/s")
-                for value in _powers(scale.low_y, scale.high_y)
-            ],
+            "title": headline(found),
+            "description": _description(found, dots),
+            "roofs": roofs,
+            "dots": [_dot(product, found, across, up, say) for product in dots],
+            "x_ticks": [(across.place(value), f"{value:g}") for value in across.powers()],
+            "y_ticks": [(up.place(value), f"{format_flops(value)}/s") for value in up.powers()],
         },
     )
 
 
-def _scale(found: Roofline, dots: list[Product]) -> Scale:
-    ceilings = found.ceilings
-    ridges = [ceilings.ridge(dtype) for dtype in ceilings.gemm_flops_per_s]
-    seen_x = [*ridges, *(product.intensity for product in dots)]
-    low_x, high_x = min(seen_x) / 10, max(seen_x) * 4
-    rates = [*ceilings.gemm_flops_per_s.values(), *(product.flops_per_s or 0.0 for product in dots)]
-    low_y = min([low_x * ceilings.memory_bytes_per_s, *rates]) / ROOM
-    return Scale(low_x=low_x, high_x=high_x, low_y=low_y, high_y=max(rates) * ROOM)
-
-
-def _roofs(found: Roofline, scale: Scale) -> list[Roof]:
-    ceilings = found.ceilings
-    start = scale.low_y / ceilings.memory_bytes_per_s
-    roofs = []
-    for dtype, peak in ceilings.gemm_flops_per_s.items():
-        corners = [
-            (max(scale.low_x, start), max(scale.low_x, start) * ceilings.memory_bytes_per_s),
-            (ceilings.ridge(dtype), peak),
-            (scale.high_x, peak),
-        ]
-        points = " ".join(f"{scale.x(x)},{scale.y(y)}" for x, y in corners)
-        roofs.append(
-            Roof(dtype=dtype, points=points, label_x=WIDTH - RIGHT, label_y=scale.y(peak) - 6)
-        )
-    return roofs
-
-
-def _dot(product: Product, found: Roofline, scale: Scale, say: Messages) -> Dot:
+def _dot(
+    product: Product, found: Roofline, across: Axis, up: Axis, say: Messages
+) -> dict[str, str | float]:
+    """Return a product as a dot, whose area is its part of the step."""
     share = min(found.share(product) or 0.0, 1.0)
-    radius = max(LEAST_RADIUS, MOST_RADIUS * math.sqrt(share))
     rate = product.flops_per_s or 0.0
     sizes = say.text(size_words(product))
-    told = f"{sizes} {product.role} {product.dtype}: {format_flops(rate)}/s"
-    return Dot(
-        x=scale.x(product.intensity),
-        y=scale.y(rate),
-        radius=round(radius, 1),
-        role=product.role,
-        told=told,
-    )
-
-
-def _part(value: float, low: float, high: float) -> float:
-    return math.log(value / low) / math.log(high / low)
-
-
-def _powers(low: float, high: float) -> list[float]:
-    """Return the powers of ten within two bounds.
-
-    >>> _powers(0.5, 200.0)
-    [1.0, 10.0, 100.0]
-    """
-    first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
-    return [10.0**power for power in range(first, last + 1)]
+    return {
+        "x": across.place(product.intensity),
+        "y": up.place(rate),
+        "radius": round(max(LEAST_RADIUS, MOST_RADIUS * math.sqrt(share)), 1),
+        "role": product.role,
+        "told": f"{sizes} {product.role} {product.dtype}: {format_flops(rate)}/s",
+    }
 
 
 def _description(found: Roofline, dots: list[Product]) -> Sentence:
     """Return the plot in words, for those who do not see it."""
-    roofs = [
-        words(
-            "roofline.roof",
-            dtype=dtype,
-            rate=format_flops(rate),
-            ridge=f"{found.ceilings.ridge(dtype):.3g}",
-        )
-        for dtype, rate in found.ceilings.gemm_flops_per_s.items()
-    ]
+    ceilings = found.ceilings
+    roofs = []
+    for dtype, peak in ceilings.gemm_flops_per_s.items():
+        rate, ridge = format_flops(peak), f"{ceilings.ridge(dtype):.3g}"
+        roofs.append(words("roofline.roof", dtype=dtype, rate=rate, ridge=ridge))
     return words("roofline.description", roofs=joined(*roofs), n=str(len(dots)))
-
-
-LABELS = ("device", "products", "memory", "host", "not_known", "trust")
-NUMBERS_FROM = 3
-"""The first column of the table that holds numbers."""
 
 
 def render_roofline(found: Roofline, *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the report: the answer, the ceilings, the products, what to change, what to type."""
     say = messages(language)
-    widest = max(display_width(say(f"roofline.label_{label}")) for label in LABELS)
     lines = [*wrapped(say.text(headline(found)), width), ""]
     for name, text in facts(found):
-        lines += labelled(padded(say(f"roofline.label_{name}"), widest), say.text(text), width)
+        lines += labelled(label_cell(name, say, "roofline.label_"), say.text(text), width)
     if found.products:
-        lines += ["", *_products(found, say)]
+        titles = [
+            Column(say.text(title), is_number=number >= NUMBERS_FROM)
+            for number, title in enumerate(columns(found))
+        ]
+        rows = (row(product, found) for product in found.products[:MOST_ROWS])
+        lines += ["", *table(titles, [[say.text(cell) for cell in cells] for cells in rows])]
     for text in beside(found):
         lines += wrapped(say.text(text), width)
     told = [advice_words(advice, found) for advice in found.advice]
@@ -401,14 +317,6 @@ def render_roofline(found: Roofline, *, width: int = 80, language: str = ENGLISH
     return safe("\n".join(lines), say) + "\n"
 
 
-def _products(found: Roofline, say: Messages) -> list[str]:
-    titles = [
-        Column(say.text(title), is_number=number >= NUMBERS_FROM)
-        for number, title in enumerate(columns(found))
-    ]
-    return table(titles, [[say.text(cell) for cell in row] for row in rows(found)])
-
-
 def roofline_markdown(found: Roofline, language: str = ENGLISH) -> str:
     """Return the report: the answer, the ceilings, the products, what to change, what to type."""
     say = messages(language)
@@ -416,10 +324,16 @@ def roofline_markdown(found: Roofline, language: str = ENGLISH) -> str:
     for name, text in facts(found):
         lines.append(f"- {say(f'roofline.label_{name}')}: {escaped(say.text(text))}")
     if found.products:
-        titles = [say.text(title) for title in wide_columns(found)]
+        # Here is room for the operations of one call, too.
+        what, *others = columns(found)
+        titles = [say.text(title) for title in (what, "FLOP", *others)]
         rule = ["---", "--:", *["---"] * 2, *["--:"] * (len(titles) - 4)]
-        body = [[escaped(say.text(cell)) for cell in row] for row in wide_rows(found)]
-        lines += ["", *(f"| {' | '.join(cells)} |" for cells in (titles, rule, *body)), ""]
+        body = []
+        for product in found.products[:MOST_ROWS]:
+            what, *others = row(product, found)
+            cells = (what, format_flops(product.flops), *others)
+            body.append([escaped(say.text(cell)) for cell in cells])
+        lines += ["", *markdown_table(titles, rule, body), ""]
     told = [advice_words(advice, found) for advice in found.advice]
     points = (*beside(found), *told, *found.notes)
     lines += [f"- {escaped(say.text(text))}" for text in points]

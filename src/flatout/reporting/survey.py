@@ -7,15 +7,6 @@ from flatout.records.units import format_duration, format_ratio
 from flatout.reporting.blocks import UNKNOWN, Block, Facts, Next, Table, safe, terminal_lines
 from flatout.reporting.tuning.verdict import STOPPED
 
-COLUMNS = (
-    "method",
-    "measured_ratio",
-    "interval",
-    "article_faster",
-    "memory_ratio",
-    "article_smaller",
-)
-
 
 def render_survey(survey: Survey, *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the report: the answer, the table, what it does not show, what to type next."""
@@ -25,23 +16,26 @@ def render_survey(survey: Survey, *, width: int = 80, language: str = ENGLISH) -
         _headline(survey),
         words("tuning.where", workload=survey.workload, device=device),
         Table(
-            columns=COLUMNS,
+            columns=(
+                *("method", "measured_ratio", "interval", "article_faster"),
+                *("memory_ratio", "article_smaller"),
+            ),
             rows=tuple(_row(row) for row in survey.rows),
             details=tuple(_detail(row) for row in survey.rows),
         ),
         Facts(rows=tuple(("", text) for text in _notes(survey))),
         Next(command=next_command(survey)),
     )
-    shown = ["\n".join(terminal_lines(block, say, width)) for block in blocks]
+    shown = ["\n".join(terminal_lines([block], say, width)) for block in blocks]
     return safe("\n\n".join(shown), say) + "\n"
 
 
 def next_command(survey: Survey) -> str:
     """Return what to type next: a tuning of what was faster and changes no training by promise."""
-    faster = [row for row in survey.rows if row.is_faster == "yes"]
     names = {
         name
-        for row in faster
+        for row in survey.rows
+        if row.is_faster == "yes"
         if Numerics.PRECISION.allows(Numerics(row.numerics or "exact"))
         for name in row.recipe.names
     }
@@ -89,11 +83,10 @@ def _detail(row: SurveyRow) -> Text:
 
 
 def _notes(survey: Survey) -> tuple[Sentence, ...]:
-    notes = [words("survey.not_judged"), words("survey.memory_is")]
-    if survey.baseline.device_kind != "cpu":
-        notes[1] = words("survey.memory_is_of_tensors")
-    took = format_duration(survey.cost_s)
+    is_on_cpu = survey.baseline.device_kind == "cpu"
+    memory = words("survey.memory_is" if is_on_cpu else "survey.memory_is_of_tensors")
+    took = words("survey.took", time=format_duration(survey.cost_s))
     if survey.stopped in STOPPED:
         why = words(f"stopped.{survey.stopped.replace(' ', '_')}")
-        return (*notes, words("survey.took_stopped", time=took, why=why))
-    return (*notes, words("survey.took", time=took))
+        took = words("survey.took_stopped", time=format_duration(survey.cost_s), why=why)
+    return words("survey.not_judged"), memory, took

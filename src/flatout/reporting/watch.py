@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from flatout.records.live import LiveGpu, LiveHost, LiveJob, LiveTrainer, LiveView
@@ -14,11 +13,11 @@ from flatout.records.units import (
     format_rate,
     format_share,
 )
-from flatout.reporting.blocks import safe
+from flatout.reporting.blocks import Facts, label_cell, safe, terminal_lines
 from flatout.reporting.profile.sentences import unseen
-from flatout.reporting.tables import Column, display_width, labelled, padded, table
+from flatout.reporting.tables import Column, table
 
-LABELS = ("job", "folder", "speed", "data_wait", "busy", "memory", "loss", "host", "note")
+LABELS = "watch.label_"
 BAR_WIDTH = 20
 MAX_RANKS = 8
 """Rows for training processes: one machine's devices."""
@@ -28,61 +27,39 @@ UNKNOWN = "n/a"
 def render_watch(view: LiveView, *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the view: the job, the GPUs, the host, and what is missing."""
     say = messages(language)
-    shown = _Shown(say=say, width=width)
     lines = [f"flatout watch  {view.at}"]
     if view.job is not None:
-        lines += ["", *_job(view.job, shown)]
+        lines += ["", *_job(view.job, say, width)]
     if view.gpus:
         lines += ["", *_gpus(view.gpus, say)]
-    lines += ["", *shown.labelled("host", tuple(_host(view.host)))]
-    for note in view.notes:
-        lines += shown.labelled("note", note)
+    notes = (("note", note) for note in view.notes)
+    rows: tuple[tuple[str, Text], ...] = (("host", tuple(_host(view.host))), *notes)
+    lines += ["", *terminal_lines([Facts(rows=rows, labels=LABELS)], say, width)]
     return safe("\n".join(lines), say) + "\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
-    """How labels and texts become lines."""
-
-    say: Messages
-    width: int
-
-    def label(self, name: str) -> str:
-        """Return a label as wide as the widest."""
-        widest = max(display_width(self.say(f"watch.label_{label}")) for label in LABELS)
-        return padded(self.say(f"watch.label_{name}"), widest)
-
-    def labelled(self, name: str, text: Text) -> list[str]:
-        """Return a text with its label."""
-        return labelled(self.label(name), self.say.text(text), self.width)
-
-    def bar(self, name: str, share: float) -> str:
-        """Return a share as a bar."""
-        filled = "#" * round(min(1.0, share) * BAR_WIDTH)
-        return f"{self.label(name)}  {format_share(share).rjust(5)}  {filled}"
-
-
-def _job(job: LiveJob, shown: _Shown) -> Iterator[str]:
+def _job(job: LiveJob, say: Messages, width: int) -> list[str]:
     age = min((trainer.age_s for trainer in job.trainers), default=0.0)
     state = named("watch_state", job.state)
     if age > 5:
         state = words("watch.last_step", state=state, age=format_duration(age))
     took = format_duration(job.elapsed_s)
     about = {"workload": job.workload, "kind": job.kind, "time": took, "state": state}
-    yield from shown.labelled("job", words("watch.job", **about))
-    yield from shown.labelled("folder", job.folder)
+    rows: list[tuple[str, Text]] = [("job", words("watch.job", **about)), ("folder", job.folder)]
     if not job.trainers:
-        return
+        return terminal_lines([Facts(rows=tuple(rows), labels=LABELS)], say, width)
     first = job.trainers[0]
-    yield from shown.labelled("speed", tuple(_speed(job, first)))
+    rows.append(("speed", tuple(_speed(job, first))))
+    lines = terminal_lines([Facts(rows=tuple(rows), labels=LABELS)], say, width)
     for name in ("data_wait", "busy"):
-        shares = [share for t in job.trainers if (share := _share(t, name)) is not None]
-        if shares:
-            yield shown.bar(name, fmean(shares))
-    yield from shown.labelled("memory", _memory(job.trainers))
-    yield from shown.labelled("loss", _loss(first))
-    if len(job.trainers) > 1:
-        yield from _ranks(job.trainers, shown.say)
+        shares = (t.busy_share if name == "busy" else t.shares.get(name) for t in job.trainers)
+        if known := [share for share in shares if share is not None]:
+            share = fmean(known)
+            bar = "#" * round(min(1.0, share) * BAR_WIDTH)
+            lines.append(f"{label_cell(name, say, LABELS)}  {format_share(share).rjust(5)}  {bar}")
+    last = (("memory", _memory(job.trainers)), ("loss", _loss(first)))
+    lines += terminal_lines([Facts(rows=last, labels=LABELS)], say, width)
+    return [*lines, *(_ranks(job.trainers, say) if len(job.trainers) > 1 else [])]
 
 
 def _speed(job: LiveJob, first: LiveTrainer) -> Iterator[Text]:
@@ -94,10 +71,6 @@ def _speed(job: LiveJob, first: LiveTrainer) -> Iterator[Text]:
         yield words("watch.no_rate")
     else:
         yield words("unit.samples_per_s", value=format_rate(rate))
-
-
-def _share(trainer: LiveTrainer, name: str) -> float | None:
-    return trainer.busy_share if name == "busy" else trainer.shares.get(name)
 
 
 def _memory(trainers: Sequence[LiveTrainer]) -> str:

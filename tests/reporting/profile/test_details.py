@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from rich.cells import cell_len
 
 from flatout.analysis.journey import techniques_of
 from flatout.records.journey import TRAINING, Journey
@@ -22,7 +23,6 @@ from flatout.records.units import GIB, KIB, MIB
 from flatout.reporting.blocks import terminal_lines
 from flatout.reporting.profile.sentences import left_out
 from flatout.reporting.profile.tables import details, find_least_copy_ms
-from flatout.reporting.tables import display_width
 from tests.analysis.test_pipeline import found
 from tests.reporting.full_profile import filled
 from tests.rules.journey_facts import MIB as MIB_A_STEP
@@ -44,7 +44,7 @@ LIMITS = Limits(
 def shown(profile, name, width=1000, say=ENGLISH):
     """Return a section as the terminal shows it; empty where there is none."""
     blocks = [block for part in details(profile) if part.name == name for block in part.blocks]
-    return "\n".join(line for block in blocks for line in terminal_lines(block, say, width))
+    return "\n".join(terminal_lines(blocks, say, width))
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -54,7 +54,7 @@ def test_no_line_of_a_section_is_wider_than_the_terminal(starved, width, languag
     for part in details(facts):
         lines = shown(facts, part.name, width, messages(language)).splitlines()
 
-        assert max(map(display_width, lines)) <= width, part.name
+        assert max(map(cell_len, lines)) <= width, part.name
 
 
 def test_what_was_not_measured_has_no_section(starved):

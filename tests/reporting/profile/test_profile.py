@@ -2,11 +2,11 @@ import re
 from dataclasses import replace
 
 import pytest
+from rich.cells import cell_len
 
 from flatout.records.finding import Finding
 from flatout.records.profile import Ceilings, Spread
-from flatout.reporting.tables import display_width
-from flatout.reporting.terminal import render_profile
+from flatout.reporting.profile.text import render_profile
 from tests.reporting.full_profile import filled
 
 
@@ -41,13 +41,13 @@ def test_the_report_with_every_detail(starved, snapshot, language):
 def test_no_line_in_korean_takes_more_columns_than_the_terminal_has(starved, width):
     lines = render_profile(starved, width=width, language="ko").splitlines()
 
-    assert max(map(display_width, lines)) <= width
+    assert max(map(cell_len, lines)) <= width
 
 
 def test_korean_columns_stand_below_each_other(starved):
     rows = render_profile(starved, language="ko").split("\n\n")[2].splitlines()[2:]
 
-    assert len({display_width(row.partition("%")[0]) for row in rows}) == 1
+    assert len({cell_len(row.partition("%")[0]) for row in rows}) == 1
 
 
 def test_what_moves_a_cursor_is_escaped_in_korean_too(starved):
@@ -59,12 +59,6 @@ def test_what_moves_a_cursor_is_escaped_in_korean_too(starved):
 def test_on_a_cpu_no_copies_to_a_device_are_shown(starved):
     assert "copy to device" not in render_profile(starved)
     assert "copy to device" in render_profile(replace(starved, device_kind="cuda"))
-
-
-def test_the_first_line_is_the_answer(starved):
-    assert first_line(starved) == (
-        "62 % of each step waits for data; at most 2.62x if data were free."
-    )
 
 
 def test_a_single_step_of_warm_up_is_told_as_one(starved):

@@ -9,7 +9,7 @@ from flatout.records.messages import joined, messages, words
 from flatout.records.profile import Ceilings
 from flatout.records.readings import Consumer, TraceEntry, TraceSummary
 from flatout.records.recipe import Choice, Recipe
-from flatout.reporting.terminal import render_ablation
+from flatout.reporting.tuning.text import render_ablation
 from flatout.reporting.tuning.verdict import fed, reasons
 
 ENGLISH = messages("en")
@@ -81,26 +81,6 @@ def test_no_line_is_wider_than_the_terminal(tuned, width):
     text = render_ablation(tuned, width=width, details=True)
 
     assert max(map(len, text.splitlines())) <= width
-
-
-def test_a_wide_terminal_shows_everything_in_one_line(tuned):
-    row = row_of(render_ablation(tuned, width=120, details=True), "loader_workers")
-
-    assert row.split() == [
-        *("loader_workers", "exact", "1.72x", "1.62x", "1.55-1.70", "3", "245"),
-        *("60", "%", "1.36", "GiB", "bit-identical", "kept"),
-    ]
-
-
-def test_baseline_comes_first_and_the_whole_recipe_last(tuned):
-    rows = [
-        line
-        for line in render_ablation(tuned, details=True).split("\n\n")[2].splitlines()
-        if line[0] != " "
-    ]
-
-    assert rows[2].startswith("baseline")
-    assert rows[-1].startswith("whole recipe")
 
 
 def test_an_interval_that_covers_one_is_no_difference(leave):

@@ -3,14 +3,11 @@ from dataclasses import replace
 import pytest
 
 from flatout.records.recipe import Choice
-from flatout.reporting.tuning.markdown import ablation_html
-from flatout.reporting.tuning.verdict import HandChange, ResultPlace
+from flatout.reporting.tuning.text import ablation_html
+from flatout.reporting.tuning.verdict import ResultPlace
 from tests.reporting.markup import Markup
 
-CHANGES = (
-    HandChange(label="loader_workers", lines=("words", "- out", "+ in")),
-    HandChange(label="bf16_autocast", lines=()),
-)
+CHANGES = {"loader_workers": ("words", "- out", "+ in"), "bf16_autocast": ()}
 LOADING = {"src", "href", "action", "srcset", "data", "poster", "background"}
 
 
@@ -46,7 +43,7 @@ def test_a_policy_forbids_what_the_page_does_not_do(tuned):
 )
 def test_hostile_names_stay_text(tuned, hostile):
     row = replace(tuned.rows[0], choice=Choice(technique=hostile, settings={"a": hostile}))
-    changes = (HandChange(label=hostile, lines=(hostile, f"+ {hostile}")),)
+    changes = {hostile: (hostile, f"+ {hostile}")}
     page = Markup(
         ablation_html(
             replace(tuned, workload=hostile, rows=(row,), notes=(hostile,)),

@@ -4,13 +4,9 @@ from dataclasses import replace
 from markdown_it import MarkdownIt
 
 from flatout.records.recipe import Choice
-from flatout.reporting.tuning.markdown import ablation_markdown
-from flatout.reporting.tuning.verdict import HandChange
+from flatout.reporting.tuning.text import ablation_markdown
 
-CHANGES = (
-    HandChange(label="loader_workers num_workers=2", lines=("- a", "+ b ```")),
-    HandChange(label="bf16_autocast", lines=()),
-)
+CHANGES = {"loader_workers num_workers=2": ("- a", "+ b ```"), "bf16_autocast": ()}
 HOSTILE = "<img src=x onerror=alert(1)> | [a](http://b) `c`\n# d"
 
 
@@ -42,7 +38,7 @@ def test_hostile_names_stay_text(tuned):
 
 
 def test_a_recipe_without_any_instructions_has_no_section_for_them(tuned):
-    assert "by hand" not in ablation_markdown(tuned, CHANGES[1:])
+    assert "by hand" not in ablation_markdown(tuned, {"bf16_autocast": ()})
 
 
 def test_code_that_holds_a_fence_stays_in_its_block(tuned):

@@ -13,10 +13,9 @@ from flatout.records.ablation import (
 )
 from flatout.records.profile import RareWork
 from flatout.records.recipe import Choice
-from flatout.reporting.terminal import render_ablation
-from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
 from flatout.reporting.tuning.speedup_chart import staged_svg
-from flatout.reporting.tuning.staged import Article, columns_of, training_s
+from flatout.reporting.tuning.staged import columns_of, training_s
+from flatout.reporting.tuning.text import ablation_html, ablation_markdown, render_ablation
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -132,7 +131,7 @@ def test_a_long_recipe_leaves_less_of_the_rest(staged):
 
 
 def test_the_demo_puts_the_figures_of_the_article_next_to_its_own(staged):
-    report = " ".join(render_ablation(staged, article=Article()).split())
+    report = " ".join(render_ablation(staged, with_article=True).split())
 
     assert "The article: 35 % to 95 % utilisation, 120 to 50 minutes (2.40x)." in report
     assert "Here: 37 % to 50 %, 2.10x." in report

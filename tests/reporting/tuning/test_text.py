@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from flatout.records.ablation import Contrast, Quantity
-from flatout.reporting.terminal import render_contrast
+from flatout.reporting.tuning.text import render_contrast
 
 SINGLE = Contrast(
     of="profile",
@@ -18,12 +18,6 @@ SINGLE = Contrast(
 
 def test_the_report_of_a_comparison(snapshot):
     assert render_contrast(SINGLE) == snapshot
-
-
-def test_single_runs_say_that_they_have_no_interval():
-    assert render_contrast(SINGLE).startswith(
-        "0.90x the baseline's speed, by step time (no interval, n=1+1)."
-    )
 
 
 def test_an_interval_that_covers_one_is_no_difference():

@@ -6,7 +6,7 @@ import pytest
 from flatout.records.messages import words
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Applied, Outcome
-from flatout.reporting.terminal import render_failure
+from flatout.reporting.tuning.trial import render_failure
 
 
 def test_the_report_of_a_crash(crash, snapshot):

@@ -5,6 +5,7 @@ import pytest
 from flatout.records import catalogue
 from flatout.records.ablation import Comparison
 from flatout.records.recipe import Choice, Recipe
+from flatout.reporting.tuning import verdict
 from flatout.reporting.tuning.verdict import gain, hand_changes
 
 BY_HAND = """
@@ -14,26 +15,31 @@ Where the loader is made:
 """
 
 
-def changes_of(text, **settings):
-    recipe = Recipe(choices=(Choice(technique="made_up", settings=settings),))
-    return hand_changes(recipe, lambda _name: SimpleNamespace(by_hand=text))
+@pytest.fixture
+def changes_of(monkeypatch):
+    def changes(text, **settings):
+        made_up = SimpleNamespace(by_hand=text)
+        monkeypatch.setattr(verdict, "technique_class", lambda _name: made_up)
+        recipe = Recipe(choices=(Choice(technique="made_up", settings=settings),))
+        return hand_changes(recipe)
+
+    return changes
 
 
-def test_settings_stand_in_the_lines():
-    (change,) = changes_of(BY_HAND, num_workers=2, context="spawn")
+def test_settings_stand_in_the_lines(changes_of):
+    changes = changes_of(BY_HAND, num_workers=2, context="spawn")
 
-    assert change.label == "made_up num_workers=2 context=spawn"
-    assert change.lines == (
-        "Where the loader is made:",
-        "- loader = DataLoader(data)",
-        '+ loader = DataLoader(data, num_workers=2, context="spawn")  # costs $5',
-    )
+    assert changes == {
+        "made_up num_workers=2 context=spawn": [
+            "Where the loader is made:",
+            "- loader = DataLoader(data)",
+            '+ loader = DataLoader(data, num_workers=2, context="spawn")  # costs $5',
+        ]
+    }
 
 
-def test_a_technique_without_instructions_gives_no_lines():
-    (change,) = changes_of("")
-
-    assert change.lines == ()
+def test_a_technique_without_instructions_gives_no_lines(changes_of):
+    assert changes_of("") == {"made_up": []}
 
 
 @pytest.mark.parametrize("name", catalogue.names())
@@ -41,9 +47,9 @@ def test_instructions_name_no_setting_that_does_not_exist(name):
     kind = catalogue.technique_class(name)
     recipe = Recipe(choices=(Choice(technique=name, settings=kind().settings()),))
 
-    (change,) = hand_changes(recipe, catalogue.technique_class)
+    (lines,) = hand_changes(recipe).values()
 
-    assert [line for line in change.lines if "$" in line] == []
+    assert [line for line in lines if "$" in line] == []
 
 
 @pytest.mark.parametrize("ratio", [1.003, 0.998])

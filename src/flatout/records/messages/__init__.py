@@ -48,13 +48,7 @@ class Sentence(str):
     fields: Mapping[str, Text]
 
     def __new__(cls, code: str, fields: Mapping[str, Text], text: str = "") -> "Sentence":
-        """Return the sentence; raises KeyError for a code or a field that does not exist.
-
-        Args:
-            code: Its name.
-            fields: What is filled in.
-            text: What it was recognised in.
-        """
+        """Return the sentence, as the text that it was recognised in, if any."""
         self = super().__new__(cls, text or messages(ENGLISH).filled(code, fields))
         self.code, self.fields = code, fields
         return self

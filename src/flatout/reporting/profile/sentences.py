@@ -1,8 +1,7 @@
 """A profile in sentences, as messages of the catalogue: what every report on it shares."""
 
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from flatout.records.messages import Sentence, Text, named, times, words, written
 from flatout.records.profile import PHASES, Profile, Regime, most_times
@@ -84,15 +83,11 @@ def warnings(profile: Profile) -> tuple[Sentence, ...]:
 def readings(profile: Profile) -> Iterator[tuple[str, Text]]:
     """Yield what was measured: the name of its label, and the words."""
     step = profile.step_ms
-    low, high = format_ms(step.p10), format_ms(step.p90)
-    median = format_ms(step.median)
+    low, median, high = map(format_ms, (step.p10, step.median, step.p90))
     yield "step_time", words("reading.step_time", median=median, p10=low, p90=high, n=str(step.n))
     if profile.epoch_start_ms and profile.epoch_steps:
-        start = format_ms(profile.epoch_start_ms)
-        yield (
-            "epoch_start",
-            words("reading.epoch_start", time=start, steps=str(profile.epoch_steps)),
-        )
+        start, steps = format_ms(profile.epoch_start_ms), str(profile.epoch_steps)
+        yield "epoch_start", words("reading.epoch_start", time=start, steps=steps)
     if profile.samples_per_s:
         rate = format_rate(profile.samples_per_s)
         samples = f"{profile.samples_per_step:.1f}".removesuffix(".0")
@@ -148,8 +143,8 @@ def consumers_sentences(profile: Profile) -> Iterator[Sentence]:
         yield words("reading.consumers", parts=parts)
 
 
-def left_out(profile: Profile) -> tuple[Sentence, ...]:
-    """Return one sentence for each thing that a report cannot show, with the reason."""
+def left_out(profile: Profile) -> Iterator[Sentence]:
+    """Yield one sentence for each thing that a report cannot show, with the reason."""
     absent = {
         "steps": not profile.steps_ms,
         "journey": profile.journey is None,
@@ -159,11 +154,10 @@ def left_out(profile: Profile) -> tuple[Sentence, ...]:
         "syncs": not profile.syncs,
         "ranks": not profile.ranks,
     }
-    lines = [words(f"missing.{name}") for name, is_absent in absent.items() if is_absent]
+    yield from (words(f"missing.{name}") for name, is_absent in absent.items() if is_absent)
     for part in (profile.journey, profile.limits, profile.gpu):
         for name, why in ((part.missing if part else None) or {}).items():
-            lines.append(words("about.missing", name=unseen(name), why=written(why)))
-    return tuple(lines)
+            yield words("about.missing", name=unseen(name), why=written(why))
 
 
 def unseen(name: str) -> str:
@@ -172,58 +166,20 @@ def unseen(name: str) -> str:
     return said if isinstance(said, Sentence) else name
 
 
-def add_up(values: Sequence[float], unit: float) -> list[float]:
-    """Round values to multiples of a unit so that their sum stays the rounded sum.
-
-    >>> [round(x, 1) for x in add_up([33.34, 33.33, 33.33], 0.1)]
-    [33.4, 33.3, 33.3]
-    """
-    counts = [math.floor(value / unit) for value in values]
-    missing = round(sum(values) / unit) - sum(counts)
-    by_remainder = sorted(range(len(values)), key=lambda i: counts[i] - values[i] / unit)
-    for i in by_remainder[:missing]:
-        counts[i] += 1
-    return [count * unit for count in counts]
-
-
-def cell(rounded: float, value: float, decimals: int) -> str:
-    """Return a rounded number for a table; of a value that is more than zero it is not zero.
-
-    >>> cell(0.0, 0.002, 2), cell(0.0, 0.0, 2), cell(1.25, 1.254, 2)
-    ('<0.01', '0.00', '1.25')
-    """
-    is_hidden = value > 0 and rounded < 10.0**-decimals / 2
-    return f"<{10.0**-decimals:.{decimals}f}" if is_hidden else f"{rounded:.{decimals}f}"
-
-
-def share_cells(profile: Profile, percents: Sequence[float]) -> list[str]:
-    """Return the phases' shares for a table, from percents that were rounded to add up."""
-    return [
-        f"{cell(percent, profile.phases_ms[phase], 1)} %"
-        for phase, percent in zip(PHASES, percents, strict=True)
-    ]
-
-
 def _computing(profile: Profile) -> Sentence:
     share, other = profile.share(*COMPUTE), profile.share("other")
     if share < other:
         gain = times(most_times(other))
         return words("headline.outside", share=format_share(other), gain=gain)
     most = max(COMPUTE, key=profile.share)
+    about = {
+        "share": format_share(share),
+        "most": words(f"phase.{most}"),
+        "most_share": format_share(profile.share(most)),
+    }
     if not profile.training_loaders and not profile.phases_ms[WAIT]:
-        return words(
-            "headline.computing_alone",
-            share=format_share(share),
-            most=words(f"phase.{most}"),
-            most_share=format_share(profile.share(most)),
-        )
-    return words(
-        "headline.computing",
-        share=format_share(share),
-        most=words(f"phase.{most}"),
-        most_share=format_share(profile.share(most)),
-        wait=format_share(profile.share("data_wait")),
-    )
+        return words("headline.computing_alone", **about)
+    return words("headline.computing", wait=format_share(profile.share(WAIT)), **about)
 
 
 def _busy(profile: Profile) -> Sentence:

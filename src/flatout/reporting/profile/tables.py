@@ -3,15 +3,15 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from flatout.analysis.disturbance import slowdown
 from flatout.records.catalogue import declared, only_on_request
-from flatout.records.journey import TRAINING, WORKERS, Leg, Pipeline, Stage, WorkerFacts
+from flatout.records.journey import TRAINING, WORKERS, Journey, Leg, Pipeline, Stage, WorkerFacts
 from flatout.records.memory import MemoryStory, TensorAtPeak
 from flatout.records.messages import Sentence, Text, named, times, words, written
 from flatout.records.profile import PHASES, LoaderFacts, Profile
-from flatout.records.readings import GpuReadings, Limits, RankFacts
+from flatout.records.readings import GpuReadings, Limits, RankFacts, TraceSummary
 from flatout.records.units import (
     format_bytes,
     format_count,
@@ -31,14 +31,11 @@ from flatout.reporting.blocks import (
     known_columns,
 )
 from flatout.reporting.profile.sentences import (
-    add_up,
     ceilings_sentence,
-    cell,
     headline,
     known_ceilings,
     left_out,
     readings,
-    share_cells,
     warnings,
 )
 
@@ -81,25 +78,26 @@ def sections(profile: Profile, workload: str) -> tuple[Section, ...]:
 
 def details(profile: Profile) -> tuple[Section, ...]:
     """Return a section for everything that was looked at closer."""
-    makers: tuple[tuple[str, Callable[[Profile], Iterator[Block]]], ...] = (
-        ("ceilings", _ceilings),
-        ("limits", _limits),
-        ("journey", _journey),
-        ("workers", _workers),
-        ("pipeline", pipeline_blocks),
-        ("by_phase", _memory),
-        ("largest", _largest),
-        ("by_module", _by_module),
-        ("gpu", _gpu),
-        ("syncs", _syncs),
-        ("ranks", _ranks),
-        ("trace", _trace),
-    )
-    made = ((name, tuple(_with_rows(make(profile)))) for name, make in makers)
-    return tuple(Section(name=name, blocks=blocks) for name, blocks in made if blocks)
+    limits, journey, memory = profile.limits, profile.journey, profile.memory
+    made: dict[str, Iterable[Block]] = {
+        "ceilings": _ceilings(profile),
+        "limits": _limits(profile, limits) if limits else (),
+        "journey": _journey(journey, limits) if journey else (),
+        "workers": _workers(profile, journey) if journey else (),
+        "pipeline": _pipeline(profile.pipeline) if profile.pipeline else (),
+        "by_phase": _by_phase(memory) if memory else (),
+        "largest": [_largest(memory)] if memory else (),
+        "by_module": [_by_module(memory)] if memory else (),
+        "gpu": _gpu(profile, profile.gpu) if profile.gpu else (),
+        "syncs": _syncs(profile) if profile.syncs else (),
+        "ranks": _ranks(profile) if profile.ranks else (),
+        "trace": _trace(profile.trace) if profile.trace else (),
+    }
+    found = ((name, tuple(_with_rows(blocks))) for name, blocks in made.items())
+    return tuple(Section(name=name, blocks=blocks) for name, blocks in found if blocks)
 
 
-def _with_rows(blocks: Iterator[Block]) -> Iterator[Block]:
+def _with_rows(blocks: Iterable[Block]) -> Iterator[Block]:
     for block in blocks:
         if not isinstance(block, Table):
             yield block
@@ -110,13 +108,16 @@ def _with_rows(blocks: Iterator[Block]) -> Iterator[Block]:
 def phases(profile: Profile) -> Table:
     """Return the phases of a step; both columns add up to their last row as they are printed."""
     total = profile.step_ms.median
-    scale, unit = _time_unit(total)
+    scale, unit = (1.0, "ms") if total >= 1 else (1e3, "us")
+    if total >= 10_000:
+        scale, unit = 1e-3, "s"
     decimals = max(0, 3 - math.ceil(math.log10(max(total * scale, 1.0)))) + 1
-    spent = add_up([profile.phases_ms[phase] * scale for phase in PHASES], 10.0**-decimals)
+    ms = [profile.phases_ms[phase] for phase in PHASES]
+    spent = add_up([value * scale for value in ms], 10.0**-decimals)
     shares = add_up([100 * profile.share(phase) for phase in PHASES], 0.1)
     rows: list[tuple[Text, ...]] = [
-        (words(f"phase.{phase}"), cell(time, profile.phases_ms[phase], decimals), share)
-        for phase, time, share in zip(PHASES, spent, share_cells(profile, shares), strict=True)
+        (words(f"phase.{phase}"), cell(time, value, decimals), f"{cell(share, value, 1)} %")
+        for phase, value, time, share in zip(PHASES, ms, spent, shares, strict=True)
     ]
     # On a CPU nothing is copied to a device: that row would say nothing.
     unused = "h2d" if profile.device_kind == "cpu" and not profile.phases_ms["h2d"] else ""
@@ -130,11 +131,28 @@ def phases(profile: Profile) -> Table:
     )
 
 
-def _time_unit(step_ms: float) -> tuple[float, str]:
-    """Return the factor from milliseconds and the unit that suits the whole table."""
-    if step_ms >= 10_000:
-        return 1e-3, "s"
-    return (1.0, "ms") if step_ms >= 1 else (1e3, "us")
+def add_up(values: Sequence[float], unit: float) -> list[float]:
+    """Round values to multiples of a unit so that their sum stays the rounded sum.
+
+    >>> [round(x, 1) for x in add_up([33.34, 33.33, 33.33], 0.1)]
+    [33.4, 33.3, 33.3]
+    """
+    counts = [math.floor(value / unit) for value in values]
+    missing = round(sum(values) / unit) - sum(counts)
+    by_remainder = sorted(range(len(values)), key=lambda i: counts[i] - values[i] / unit)
+    for i in by_remainder[:missing]:
+        counts[i] += 1
+    return [count * unit for count in counts]
+
+
+def cell(rounded: float, value: float, decimals: int) -> str:
+    """Return a rounded number for a table; of a value that is more than zero it is not zero.
+
+    >>> cell(0.0, 0.002, 2), cell(0.0, 0.0, 2), cell(1.25, 1.254, 2)
+    ('<0.01', '0.00', '1.25')
+    """
+    is_hidden = value > 0 and rounded < 10.0**-decimals / 2
+    return f"<{10.0**-decimals:.{decimals}f}" if is_hidden else f"{rounded:.{decimals}f}"
 
 
 def _ceilings(profile: Profile) -> Iterator[Block]:
@@ -151,10 +169,7 @@ def _ceilings(profile: Profile) -> Iterator[Block]:
     )
 
 
-def _limits(profile: Profile) -> Iterator[Block]:
-    limits = profile.limits
-    if limits is None:
-        return
+def _limits(profile: Profile, limits: Limits) -> Iterator[Block]:
     rate = limits.loader_samples_per_s
     if rate and profile.samples_per_s:
         yield _loader_limit(profile, rate)
@@ -225,17 +240,15 @@ def _flops(count: float, name: str) -> Sentence:
     return words(f"limit.{name}_value", value=format_rate(value), prefix=prefix)
 
 
-def _journey(profile: Profile) -> Iterator[Block]:
-    if profile.journey is None:
-        return
+def _journey(journey: Journey, limits: Limits | None) -> Iterator[Block]:
     for where, about in ((TRAINING, "journey"), (WORKERS, "worker_legs")):
-        legs = [leg for leg in profile.journey.legs if leg.where == where]
+        legs = [leg for leg in journey.legs if leg.where == where]
         if not legs:
             continue
         yield words(f"about.{about}")
         yield Table(
             columns=("leg", "ms_per_step", "share", "ms_per_sample", "bytes", "rate", "limit"),
-            rows=tuple(_leg(leg, profile.limits) for leg in legs),
+            rows=tuple(_leg(leg, limits) for leg in legs),
             shares=tuple(min(1.0, leg.share) for leg in legs),
             kinds=tuple(COLOURS.get(leg.name, "other") for leg in legs),
         )
@@ -256,20 +269,17 @@ def _leg(leg: Leg, limits: Limits | None) -> tuple[Text, ...]:
     )
 
 
-def _workers(profile: Profile) -> Iterator[Block]:
-    if profile.journey is None:
-        return
+def _workers(profile: Profile, journey: Journey) -> Iterator[Block]:
     for loader in profile.training_loaders[:1]:
         if loader.start_method:
             yield from _started(loader)
-    workers = profile.journey.workers
     yield Table(
         columns=(
             *("worker", "busy", "user", "system", "switches", "storage", "read", "memory"),
             "growth",
         ),
-        rows=tuple(_worker(worker) for worker in workers),
-        shares=tuple(min(1.0, worker.busy_share) for worker in workers),
+        rows=tuple(_worker(worker) for worker in journey.workers),
+        shares=tuple(min(1.0, worker.busy_share) for worker in journey.workers),
     )
 
 
@@ -303,11 +313,8 @@ def _worker(worker: WorkerFacts) -> tuple[Text, ...]:
     )
 
 
-def pipeline_blocks(profile: Profile) -> Iterator[Block]:
-    """Return what a sample costs by leg, where samples were looked at."""
-    pipeline = profile.pipeline
-    if pipeline is None:
-        return
+def _pipeline(pipeline: Pipeline) -> Iterator[Block]:
+    """Yield what a sample costs by leg."""
     yield words(
         "about.pipeline",
         needed=format_count(pipeline.cores_needed),
@@ -350,10 +357,7 @@ def _stage(stage: Stage) -> tuple[Text, ...]:
     )
 
 
-def _memory(profile: Profile) -> Iterator[Block]:
-    story = profile.memory
-    if story is None:
-        return
+def _by_phase(story: MemoryStory) -> Iterator[Block]:
     top = max(story.peak_bytes, 1)
     known = [phase for phase in PHASES if phase in story.by_phase]
     names = [*known, *(phase for phase in story.by_phase if phase not in PHASES)]
@@ -366,12 +370,10 @@ def _memory(profile: Profile) -> Iterator[Block]:
     )
 
 
-def _largest(profile: Profile) -> Iterator[Block]:
-    """Yield the tensors that fill memory at its peak; those that are alike share a row."""
-    if profile.memory is None:
-        return
-    alike = Counter(map(_tensor, profile.memory.largest))
-    yield Table(
+def _largest(story: MemoryStory) -> Table:
+    """Return the tensors that fill memory at its peak; those that are alike share a row."""
+    alike = Counter(map(_tensor, story.largest))
+    return Table(
         columns=("size", "shape", "line", "made_in", "module"),
         rows=tuple(
             (
@@ -395,13 +397,10 @@ def _tensor(tensor: TensorAtPeak) -> tuple[int, str, str, str, Text]:
     return tensor.bytes, shape, tensor.line, tensor.phase, place
 
 
-def _by_module(profile: Profile) -> Iterator[Block]:
-    story = profile.memory
-    if story is None:
-        return
+def _by_module(story: MemoryStory) -> Table:
     modules = list(story.by_module.items())[:MOST_MODULES]
     top = max(story.peak_bytes, 1)
-    yield Table(
+    return Table(
         columns=("module", "size"),
         rows=tuple((name or UNKNOWN, format_bytes(n)) for name, n in modules),
         shares=tuple(min(1.0, n / top) for _name, n in modules),
@@ -425,24 +424,19 @@ def _memory_sentences(story: MemoryStory) -> Iterator[Sentence]:
         yield words("about.snapshot", path=story.snapshot)
 
 
-def _gpu(profile: Profile) -> Iterator[Block]:
-    gpu = profile.gpu
-    if gpu is None:
-        return
+def _gpu(profile: Profile, gpu: GpuReadings) -> Iterator[Block]:
     yield words("about.gpu")
     if gpu.throttle:
-        yield words("about.throttle", reasons=tuple(_reasons(gpu)))
+        reasons = []
+        for name in gpu.throttle:
+            share, said = gpu.throttle_shares.get(name), slowdown(name)
+            if share is not None:
+                said = words("gpu.reason", name=said, share=format_share(share))
+            reasons.append(said)
+        yield words("about.throttle", reasons=tuple(reasons))
     if gpu.other_processes:
         yield words("about.gpu_others", n=str(gpu.other_processes))
     yield Table(columns=("reading", "value"), rows=(*_gpu_shares(profile, gpu), *_gpu_amounts(gpu)))
-
-
-def _reasons(gpu: GpuReadings) -> Iterator[str]:
-    for name in gpu.throttle:
-        share, said = gpu.throttle_shares.get(name), slowdown(name)
-        if share is not None:
-            said = words("gpu.reason", name=said, share=format_share(share))
-        yield said
 
 
 def _gpu_shares(profile: Profile, gpu: GpuReadings) -> Iterator[tuple[Text, ...]]:
@@ -478,8 +472,6 @@ def _gpu_amounts(gpu: GpuReadings) -> Iterator[tuple[Text, ...]]:
 
 
 def _syncs(profile: Profile) -> Iterator[Block]:
-    if not profile.syncs:
-        return
     yield words("about.syncs_cpu" if profile.device_kind == "cpu" else "about.syncs")
     yield Table(
         columns=("line", "what", "times", "cost"),
@@ -498,8 +490,6 @@ def _syncs(profile: Profile) -> Iterator[Block]:
 def _ranks(profile: Profile) -> Iterator[Block]:
     """Yield the ranks, those with most work of their own first, and who holds up the others."""
     ranks = sorted(profile.ranks, key=_own_ms, reverse=True)
-    if not ranks:
-        return
     yield words("about.ranks")
     yield _spread(ranks)
     for rank in ranks:
@@ -540,10 +530,7 @@ def _spread(ranks: list[RankFacts]) -> Sentence:
     )
 
 
-def _trace(profile: Profile) -> Iterator[Block]:
-    trace = profile.trace
-    if trace is None:
-        return
+def _trace(trace: TraceSummary) -> Iterator[Block]:
     entries = (trace.kernels or trace.operators)[:MOST_ENTRIES]
     yield words("about.trace", n=str(trace.steps), time=format_ms(trace.step_ms))
     if trace.idle is not None:

@@ -10,7 +10,6 @@ from flatout.reporting.blocks import (
     markdown_lines,
     safe,
     terminal_lines,
-    title_lines,
 )
 from flatout.reporting.profile.sentences import ceilings_sentence, headline, readings
 from flatout.reporting.profile.tables import sections
@@ -21,11 +20,10 @@ MOST_LINES = 25
 MOST_FINDINGS = 3
 ALWAYS = ("step_time", "regime")
 """Readings of the short report: how fast it is, and what limits it now."""
-UNTITLED = ("answer", "step", "findings", "next")
+SHOWN_APART = ("answer", "step", "findings", "next", "numbers", "ceilings")
+"""Sections without a title; of the ceilings the readings say everything."""
 ENDED_BADLY = ("note.partial", "note.partial_killed")
 """What a report of a script that did not end well begins with."""
-IN_THE_READINGS = "ceilings"
-"""Section of which the readings say everything."""
 
 
 def render_profile(
@@ -41,7 +39,8 @@ def render_profile(
     parts = {section.name: section for section in sections(profile, workload)}
     lines = _top(parts, say, width)
     if details:
-        lines += [*_everything(parts, say, width), "", *_lines(parts["next"], say, width)]
+        lines += [*_everything(parts, say, width), ""]
+        lines += terminal_lines(parts["next"].blocks, say, width)
     else:
         lines += _short(profile, parts, say, width, room=MOST_LINES - len(lines))
     return safe("\n".join(lines), say) + "\n"
@@ -66,11 +65,11 @@ def render_partial(
     if room is None:
         lines += ["", *_top(parts, say, width), *_everything(parts, say, width)]
         return safe("\n".join(lines), say) + "\n"
-    lines += _lines(parts["answer"], say, width)
+    lines += terminal_lines(parts["answer"].blocks, say, width)
     step_time = _fact("step_time", dict(readings(profile))["step_time"], say, width)
     more = wrapped(say("about.more"), width)
     forms = (
-        ["", *_lines(parts["step"], say, width), "", *more],
+        ["", *terminal_lines(parts["step"].blocks, say, width), "", *more],
         [*step_time, *more],
         step_time,
     )
@@ -81,29 +80,19 @@ def render_partial(
 def _top(parts: dict[str, Section], say: Messages, width: int) -> list[str]:
     """Return the answer, warnings, on what it was measured, and the phases."""
     *answer, where = parts["answer"].blocks
-    lines = [line for block in answer for line in terminal_lines(block, say, width)]
-    return [
-        *lines,
-        "",
-        *terminal_lines(where, say, width),
-        "",
-        *_lines(parts["step"], say, width),
-        "",
-    ]
-
-
-def _lines(section: Section, say: Messages, width: int) -> list[str]:
-    return [line for block in section.blocks for line in terminal_lines(block, say, width)]
+    shown = (answer, [where], parts["step"].blocks)
+    return [line for blocks in shown for line in (*terminal_lines(blocks, say, width), "")]
 
 
 def _everything(parts: dict[str, Section], say: Messages, width: int) -> list[str]:
     """Return all that was measured, then why."""
-    lines = _lines(parts["numbers"], say, width)
+    lines = terminal_lines(parts["numbers"].blocks, say, width)
     for name, section in parts.items():
-        if name not in (*UNTITLED, "numbers", IN_THE_READINGS):
-            lines += [*title_lines(section, say), *_lines(section, say, width)]
+        if name not in SHOWN_APART:
+            title = f"[{say(f'section.{name}')}]"
+            lines += ["", title, *terminal_lines(section.blocks, say, width)]
     for block in parts["findings"].blocks:
-        lines += ["", *terminal_lines(block, say, width)]
+        lines += ["", *terminal_lines([block], say, width)]
     return lines
 
 
@@ -114,7 +103,8 @@ def _short(
     known: dict[str, Text] = dict(readings(profile))
     rows = [_fact(name, known[name], say, width) for name in ALWAYS if name in known]
     rows.append(_fact("ceilings", ceilings_sentence(profile), say, width))
-    end = ["", *wrapped(say("about.more"), width), *_lines(parts["next"], say, width)]
+    then = terminal_lines(parts["next"].blocks, say, width)
+    end = ["", *wrapped(say("about.more"), width), *then]
     found = [block for block in parts["findings"].blocks if isinstance(block, Advice)]
     room -= len(end)
     # A finding says what to do, so it goes before a ceiling, which says what that could gain.
@@ -143,11 +133,10 @@ def _findings(
     forms = []
     for block in found:
         short = _fact("finding", block.short, say, width)
-        source = terminal_lines(Facts(rows=block.source), say, width)
-        advised = _advised(block, say, width)
-        proven = [*advised, *source]
-        long = proven if block.finding.code in said else terminal_lines(block, say, width)
-        forms.append(([*short], [*short, *source], proven, long))
+        source = terminal_lines([Facts(rows=block.source)], say, width)
+        proven = [*_advised(block, say, width), *source]
+        long = proven if block.finding.code in said else terminal_lines([block], say, width)
+        forms.append((short, [*short, *source], proven, long))
     shown = [lines[0] for lines in forms]
     for form in (1, 2, 3):
         for number, lines in enumerate(forms):
@@ -158,12 +147,12 @@ def _findings(
 
 def _advised(block: Advice, say: Messages, width: int) -> list[str]:
     """Return a finding's name and what to do about it."""
-    advice = _fact("advice", block.next(say), say, width)
-    return [*_fact("finding", block.short, say, width), *advice]
+    rows = (("finding", block.short), ("advice", block.next(say)))
+    return terminal_lines([Facts(rows=rows)], say, width)
 
 
 def _fact(name: str, text: Text, say: Messages, width: int) -> list[str]:
-    return terminal_lines(Facts(rows=((name, text),)), say, width)
+    return terminal_lines([Facts(rows=((name, text),))], say, width)
 
 
 def profile_markdown(
@@ -172,7 +161,8 @@ def profile_markdown(
     """Return the report: the answer, why, what to type next, then every table."""
     say = messages(language)
     answer, *others = sections(profile, workload)
-    title, *warnings, where = (escaped(say.text(text)) for text in answer.sentences)
+    said = [escaped(say.text(text)) for text in answer.blocks if isinstance(text, str)]
+    title, *warnings, where = said
     lines = [f"# {title}", "", where, ""]
     lines += [line for warning in warnings for line in (f"**{warning}**", "")]
     for section in others:

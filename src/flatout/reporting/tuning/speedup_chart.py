@@ -3,12 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from flatout.records.ablation import Ablation, Comparison, Verdict
+from flatout.records.ablation import Ablation, Comparison, Row, Verdict
 from flatout.records.messages import ENGLISH, Messages, interval_of, messages
-from flatout.records.profile import PeakBytes, Profile
+from flatout.records.profile import Profile
 from flatout.records.technique import Numerics
 from flatout.records.units import (
     MAX_RATIO_END,
@@ -22,12 +22,21 @@ from flatout.reporting.templates import render
 from flatout.reporting.tuning.staged import count, training_s
 from flatout.reporting.tuning.verdict import headline, loss_of, verdict_of
 
-Cells = dict[str, Any]
-"""Cells of a row by the names of their fields."""
 KEPT = (Verdict.KEPT, Verdict.TOGETHER)
 """Verdicts of the techniques that came in, alone or with others."""
 NO_GAIN = (Verdict.NO_EFFECT, Verdict.WORSE)
 """Verdicts of the techniques that were left out of the final recipe again."""
+WIDTH = 400
+"""About a phone's width, so that nothing is scaled down there; each label is above its bar."""
+MARGIN = 8
+ROW_HEIGHT = 48
+TOP = 54
+"""Room for the caption and the scale."""
+MAX_LABEL = 36
+"""Characters that leave room for the note at the right."""
+MAX_TICKS = 6
+ROOM_FOR_WHISKERS = 1.3
+"""A whisker that reaches further than this beyond the longest bar is cut, without an end mark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +62,7 @@ class LadderRow:
     is_kept: bool = False
     times_baseline: float | None = None
     """Speed as a multiple of the baseline's; for a technique the recipe so far times its ratio.
-    None
-    where no interval tells how far to trust it."""
+    None where no interval tells how far to trust it."""
     whisker: tuple[float, float] | None = None
     """The interval of `times_baseline`, the techniques below it taken as exact."""
 
@@ -65,14 +73,14 @@ def ladder_rows(ablation: Ablation, say: Messages | None = None) -> tuple[Ladder
     return (
         _baseline(ablation, say),
         *_techniques(ablation, say),
-        *([_final(ablation, say)] if ablation.confirmation else []),
+        *([_final(ablation, pair, say)] if (pair := ablation.confirmation) else []),
     )
 
 
 def _baseline(ablation: Ablation, say: Messages) -> LadderRow:
     needed = ", ".join(ablation.needed)
     why = "so_that_it_runs" if needed else "as_it_is"
-    row = LadderRow(
+    return LadderRow(
         kind="baseline",
         technique=say("tuning.baseline"),
         settings=say("tuning.with", techniques=needed) if needed else "",
@@ -81,12 +89,15 @@ def _baseline(ablation: Ablation, say: Messages) -> LadderRow:
         verdict=say("verdict.spread" if ablation.is_spread else f"verdict.{why}"),
         is_kept=True,
         times_baseline=1.0,
+        **_reading_cells(ablation.baseline),
     )
-    return _with_readings(row, ablation.baseline)
 
 
 def _techniques(ablation: Ablation, say: Messages) -> Iterator[LadderRow]:
-    so_far, dropped = 1.0, _left_out_again(ablation)
+    so_far = 1.0
+    # What was kept once and is not in the final recipe, where it no longer paid.
+    drops = [row for row in ablation.rows if row.stage == "drop" and row.verdict in NO_GAIN]
+    dropped = {row.choice.technique for row in drops} - {*ablation.recipe.names}
     for row in ablation.rows:
         if row.stage != "add":
             continue
@@ -101,7 +112,7 @@ def _techniques(ablation: Ablation, say: Messages) -> Iterator[LadderRow]:
             promise=row.numerics,
             predicted=format_ratio(row.predicted_ratio) if row.predicted_ratio else NOTHING,
             **_pair_cells(pair, say),
-            **_reading_cells(row.samples_per_s, row.device_busy_share, row.peak_bytes),
+            **_reading_cells(row),
             loss_check=say.text(loss_of(row.loss_check)),
             verdict=say("verdict.left_out") if is_left_out else say.text(verdict_of(row)),
             is_kept=came_in and not is_left_out,
@@ -114,16 +125,8 @@ def _techniques(ablation: Ablation, say: Messages) -> Iterator[LadderRow]:
             so_far *= pair.ratio
 
 
-def _left_out_again(ablation: Ablation) -> set[str]:
-    """Return what was kept once and is not in the final recipe, where it no longer paid."""
-    drops = [row for row in ablation.rows if row.stage == "drop" and row.verdict in NO_GAIN]
-    return {row.choice.technique for row in drops} - {*ablation.recipe.names}
-
-
-def _final(ablation: Ablation, say: Messages) -> LadderRow:
-    pair = ablation.confirmation
-    assert pair is not None
-    row = LadderRow(
+def _final(ablation: Ablation, pair: Comparison, say: Messages) -> LadderRow:
+    return LadderRow(
         kind="final",
         technique=say("tuning.final"),
         settings=" + ".join(ablation.recipe.names),
@@ -134,8 +137,8 @@ def _final(ablation: Ablation, say: Messages) -> LadderRow:
         is_kept=_is_confirmed(ablation),
         times_baseline=pair.ratio,
         whisker=_scaled(pair.interval, 1.0),
+        **(_reading_cells(ablation.final) if ablation.final else {}),
     )
-    return _with_readings(row, ablation.final) if ablation.final else row
 
 
 def _promise(ablation: Ablation) -> str:
@@ -162,27 +165,23 @@ def _scaled(interval: tuple[float, float], factor: float) -> tuple[float, float]
     return (low * factor, high * factor) if high <= MAX_RATIO_END else None
 
 
-def _with_readings(row: LadderRow, profile: Profile) -> LadderRow:
-    cells = _reading_cells(profile.samples_per_s, profile.device_busy_share, profile.peak_bytes)
-    return replace(row, **cells)
-
-
-def _pair_cells(pair: Comparison | None, say: Messages) -> Cells:
+def _pair_cells(pair: Comparison | None, say: Messages) -> dict[str, Any]:
     if pair is None:
         return {}
-    count = say("gain.blocks", n=str(pair.n)) if pair.source == "screen" else str(pair.n)
+    pairs = say("gain.blocks", n=pair.n) if pair.source == "screen" else str(pair.n)
     if pair.blocks:
-        count = say("gain.both", n=str(pair.n), blocks=str(pair.blocks))
+        pairs = say("gain.both", n=pair.n, blocks=pair.blocks)
     return {
         "measured_ratio": format_ratio(pair.ratio),
         "interval": interval_of(pair.interval),
-        "pairs": count,
+        "pairs": pairs,
     }
 
 
-def _reading_cells(per_s: float | None, busy: float | None, peak: PeakBytes) -> Cells:
+def _reading_cells(seen: Profile | Row) -> dict[str, Any]:
     """Return the readings; the peak is what the device's tensors took, else the process."""
-    held = peak.allocated or peak.device
+    per_s, busy = seen.samples_per_s, seen.device_busy_share
+    held = seen.peak_bytes.allocated or seen.peak_bytes.device
     return {
         "samples_per_s": format_rate(per_s) if per_s else NOTHING,
         "device_busy": NOTHING if busy is None else format_share(busy),
@@ -190,48 +189,8 @@ def _reading_cells(per_s: float | None, busy: float | None, peak: PeakBytes) -> 
     }
 
 
-WIDTH = 400
-"""About a phone's width, so that nothing is scaled down there; each label is above its bar."""
-MARGIN = 8
-ROW_HEIGHT = 48
-TOP = 54
-"""Room for the caption and the scale."""
-MAX_LABEL = 36
-"""Characters that leave room for the note at the right."""
-BAR_HEIGHT = 14
-MAX_TICKS = 6
-ROOM_FOR_WHISKERS = 1.3
-"""A whisker that reaches further than this beyond the longest bar is cut, without an end mark."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """One row of the plot, in the units of the drawing."""
-
-    row: LadderRow
-    label: str
-    y: float
-    length: float
-    whisker: str
-    """The path of the interval; empty where there is none."""
-    note: str
-    """What is at the right: the multiple and the verdict."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """One line of the scale."""
-
-    x: float
-    label: str
-    is_baseline: bool
-
-
 def ladder_svg(ablation: Ablation, language: str = ENGLISH) -> str:
-    """Return the plot as one SVG file: it needs no script, no font and no network.
-
-    It has one bar a technique, as a multiple of the baseline's speed.
-    """
+    """Return the plot as one SVG file, a bar a technique: no script, no font, no network."""
     say = messages(language)
     rows = [row for row in ladder_rows(ablation, say) if row.times_baseline is not None]
     return _plot("ladder", rows, say.text(headline(ablation)), say("tuning.chart_scale"), say)
@@ -269,90 +228,64 @@ def _stages(ablation: Ablation, say: Messages) -> Iterator[LadderRow]:
 
 def _plot(name: str, rows: list[LadderRow], title: str, caption: str, say: Messages) -> str:
     """Return rows as bars; `name` sets the plot's ids apart from those of another on its page."""
-    top = _top(rows)
     names = Counter(row.technique for row in rows)
-    bars = [
-        _bar(row, _label(row, is_alone=names[row.technique] == 1), TOP + number * ROW_HEIGHT, top)
-        for number, row in enumerate(rows)
-    ]
-    return render(
-        "ladder.svg.j2",
-        {
-            "name": name,
-            "bars": bars,
-            "ticks": _ticks(top),
-            "width": WIDTH,
-            "height": TOP + ROW_HEIGHT * len(rows) + MARGIN,
-            "left": MARGIN,
-            "top": TOP,
-            "bar_height": BAR_HEIGHT,
-            "title": title,
-            "caption": caption,
-            "description": say(
-                "tuning.chart", bars="; ".join(_read_aloud(row, say) for row in rows)
-            ),
-        },
-    )
-
-
-def _bar(row: LadderRow, label: str, y: float, top: float) -> Bar:
-    assert row.times_baseline is not None
-    return Bar(
-        row=row,
-        label=label,
-        y=y,
-        length=_x(row.times_baseline, top) - MARGIN,
-        whisker=_whisker(row.whisker, y, top) if row.whisker else "",
-        note=", ".join(filter(None, (f"{row.times_baseline:.2f}x", row.verdict))),
-    )
+    speeds = [row.times_baseline or 0.0 for row in rows]
+    # The scale ends with the longest whisker, unless that would squash the bars.
+    longest = max(1.0, *speeds)
+    reach = max((row.whisker[1] for row in rows if row.whisker), default=0.0)
+    top = max(longest, min(reach, ROOM_FOR_WHISKERS * longest))
+    bars, aloud = [], []
+    for number, (row, speed) in enumerate(zip(rows, speeds, strict=True)):
+        about = {"technique": row.technique, "times": f"{speed:.2f}", "verdict": row.verdict}
+        aloud.append(say("tuning.chart_bar", **about))
+        y = TOP + number * ROW_HEIGHT
+        label = row.technique
+        if names[label] > 1:  # it was tried with several settings
+            label = f"{label} {row.settings}".strip()
+        bars.append(
+            {
+                "row": row,
+                "label": label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 3] + "...",
+                "y": y,
+                "length": _x(speed, top) - MARGIN,
+                "whisker": _whisker(row.whisker, y, top) if row.whisker else "",
+                "note": ", ".join(filter(None, (f"{speed:.2f}x", row.verdict))),
+            }
+        )
+    values = {
+        "name": name,
+        "bars": bars,
+        "ticks": [(_x(value, top), f"{value:g}x") for value in _ticks(top)],
+        "width": WIDTH,
+        "height": TOP + ROW_HEIGHT * len(rows) + MARGIN,
+        "left": MARGIN,
+        "top": TOP,
+        "title": title,
+        "caption": caption,
+        "description": say("tuning.chart", bars="; ".join(aloud)),
+    }
+    return render("ladder.svg.j2", values)
 
 
 def _whisker(interval: tuple[float, float], y: float, top: float) -> str:
+    """Return the path of an interval."""
     low, high = interval
     line = f"M{_x(low, top)} {y + 24}v8m0-4H{_x(min(high, top), top)}"
     return f"{line}m0-4v8" if high <= top else line
-
-
-def _label(row: LadderRow, *, is_alone: bool) -> str:
-    """Return the technique's name, with its settings where it was tried with several."""
-    text = row.technique if is_alone else f"{row.technique} {row.settings}".strip()
-    return text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 3] + "..."
-
-
-def _top(rows: list[LadderRow]) -> float:
-    """Return the end of the scale: the longest whisker, unless that would squash the bars."""
-    longest = max([1.0, *(row.times_baseline or 0.0 for row in rows)])
-    ends = [row.whisker[1] for row in rows if row.whisker]
-    return max(longest, min(max(ends, default=0.0), ROOM_FOR_WHISKERS * longest))
 
 
 def _x(times: float, top: float) -> float:
     return round(MARGIN + (WIDTH - 2 * MARGIN) * times / top, 1)
 
 
-def _ticks(top: float) -> list[Tick]:
-    """Return round steps from 0 to the end of the scale, with the baseline always among them."""
-    step = _round_step(top / MAX_TICKS)
-    values = [step * i for i in range(math.floor(top / step + 1e-9) + 1)]
-    if not any(math.isclose(value, 1.0) for value in values):
-        values.append(1.0)
-    return [
-        Tick(x=_x(value, top), label=f"{value:g}x", is_baseline=math.isclose(value, 1.0))
-        for value in values
-    ]
+def _ticks(top: float) -> list[float]:
+    """Return round steps from 0 to the end of the scale, with the baseline always among them.
 
-
-def _round_step(least: float) -> float:
-    """Return the smallest of 0.1, 0.2, 0.5, 1, 2, 5, ... that is not below `least`.
-
-    >>> _round_step(0.37), _round_step(0.1), _round_step(1.7)
-    (0.5, 0.1, 2.0)
+    >>> _ticks(2.2), _ticks(15.0)
+    ([0.0, 0.5, 1.0, 1.5, 2.0], [0.0, 5.0, 10.0, 15.0, 1.0])
     """
+    least = top / MAX_TICKS
     power = 10.0 ** math.floor(math.log10(least) + 1e-9)
-    return next(power * m for m in (1.0, 2.0, 5.0, 10.0) if power * m >= least - 1e-9)
-
-
-def _read_aloud(row: LadderRow, say: Messages) -> str:
-    """Return a bar in words, for those who do not see it."""
-    times = f"{row.times_baseline:.2f}"
-    return say("tuning.chart_bar", technique=row.technique, times=times, verdict=row.verdict)
+    step = next(power * m for m in (1.0, 2.0, 5.0, 10.0) if power * m >= least - 1e-9)
+    values = [step * i for i in range(math.floor(top / step + 1e-9) + 1)]
+    return values if any(math.isclose(value, 1.0) for value in values) else [*values, 1.0]

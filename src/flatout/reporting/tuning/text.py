@@ -1,6 +1,9 @@
-"""The report on one tuning on a terminal, and that of `compare` on two stored results."""
+"""The report on one tuning, for a terminal, as Markdown and HTML, and that of `compare`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup
+from rich.cells import cell_len
 
 from flatout.records.ablation import Ablation, Contrast, Quantity
 from flatout.records.messages import ENGLISH, Messages, Sentence, Text, interval_of, messages, words
@@ -13,19 +16,23 @@ from flatout.records.units import (
     format_ratio,
     format_share,
 )
-from flatout.reporting.blocks import Facts, Table, columns_of, safe, terminal_lines
-from flatout.reporting.tables import (
-    NOTHING,
-    Column,
-    display_width,
-    labelled,
-    padded,
-    sentence,
-    table,
-    wrapped,
+from flatout.reporting.blocks import (
+    WORD_COLUMNS,
+    Facts,
+    Next,
+    Section,
+    Table,
+    columns_of,
+    escaped,
+    fenced,
+    markdown_lines,
+    safe,
+    terminal_lines,
 )
-from flatout.reporting.tuning.speedup_chart import LadderRow, ladder_rows
-from flatout.reporting.tuning.staged import Article, staged_lines, staged_section
+from flatout.reporting.tables import NOTHING, Column, labelled, padded, sentence, table, wrapped
+from flatout.reporting.templates import render
+from flatout.reporting.tuning.speedup_chart import LadderRow, ladder_rows, ladder_svg, staged_svg
+from flatout.reporting.tuning.staged import staged_section
 from flatout.reporting.tuning.verdict import (
     HERE,
     ResultPlace,
@@ -48,8 +55,18 @@ EVERYTHING = (*PROOF, *READINGS, "verdict")
 MOST_LINES = 24
 """Of the short report; the line that names the files makes 25."""
 MOST_POINTS = 3
+NO_CHANGES: Mapping[str, Sequence[str]] = {}
 MOST_OTHERS = 6
 """Techniques that are named below the staged table: two or three lines."""
+FORMATS = {
+    "ms": format_ms,
+    "per_s": format_rate,
+    "share": format_share,
+    "bytes": format_bytes,
+    "ratio": format_ratio,
+    "s": format_duration,
+    "number": "{:.4g}".format,
+}
 
 
 def render_ablation(
@@ -59,30 +76,23 @@ def render_ablation(
     width: int = 80,
     details: bool = False,
     language: str = ENGLISH,
-    article: Article | None = None,
+    with_article: bool = False,
 ) -> str:
     """Return the report: the answer, the table, what limits now, what to type next.
 
     Where a recipe was proven, the table is the staged one, and what was not kept is named below it;
-    with details both tables are shown.
-
-    In a terminal that is narrower than a row, a technique takes two rows of the detailed report.
+    with details both tables are shown. In a narrow terminal a technique takes two rows then.
     """
     say = messages(language)
     rows = ladder_rows(ablation, say)
-    section = staged_section(ablation, article)
-    staged = staged_lines(section, say, width) if section else []
-    top = [
-        *terminal_lines(headline(ablation), say, width),
-        "",
-        *terminal_lines(where(ablation), say, width),
-        "",
-    ]
+    section = staged_section(ablation, with_article=with_article)
+    staged = terminal_lines(section.blocks, say, width) if section else []
+    answer = terminal_lines([headline(ablation)], say, width)
+    top = [*answer, "", *terminal_lines([where(ablation)], say, width), ""]
     end = ["", f"{say('label.next')}  {next_command(ablation, place)}"]
     if details:
-        body = [*_lines(rows, say, width), ""]
-        for point in (*reasons(ablation), ending(ablation)):
-            body += _point(point, say, width)
+        points = (*reasons(ablation), ending(ablation))
+        body = [*_lines(rows, say, width), "", *_points(points, say, width)]
         body += ["", *staged] if staged else []
     elif staged:
         room = MOST_LINES - len(top) - len(staged) - 1 - len(end)
@@ -92,8 +102,8 @@ def render_ablation(
     return safe("\n".join([*top, *body, *end]), say) + "\n"
 
 
-def _point(text: Text, say: Messages, width: int) -> list[str]:
-    return terminal_lines(Facts(rows=(("", text),)), say, width)
+def _points(texts: Sequence[Text], say: Messages, width: int) -> list[str]:
+    return terminal_lines([Facts(rows=tuple(("", text) for text in texts))], say, width)
 
 
 def _below_stages(
@@ -101,24 +111,21 @@ def _below_stages(
 ) -> list[str]:
     """Return what limits now, what was not kept, and where the rest is, as far as it fits."""
     others = _not_kept(rows, ablation.recipe)
-    named = tuple(
+    named = [
         words("staged.other", technique=name, ratio=row.measured_ratio, verdict=row.verdict)
         if row.measured_ratio != NOTHING
         else words("staged.other_unmeasured", technique=name, verdict=row.verdict)
         for name, row in others[:MOST_OTHERS]
-    )
-    more = len(others) - len(named)
-    if more:
-        named = (*named, words("staged.more_others", n=str(more)))
-    points: list[Text] = []
-    points += [*[*limits(ablation)][:1], *answers(ablation)]
-    points += [words("staged.not_kept", techniques=named)] if named else []
+    ]
+    if len(others) > MOST_OTHERS:
+        named.append(words("staged.more_others", n=str(len(others) - MOST_OTHERS)))
+    points: list[Text] = [*[*limits(ablation)][:1], *answers(ablation)]
+    points += [words("staged.not_kept", techniques=tuple(named))] if named else []
     points += [ending(ablation)]
-    last = _point(words("tuning.more"), say, width)
-    shown = [_point(text, say, width) for text in points]
-    while shown and sum(map(len, shown)) + len(last) > room:
-        shown.pop()
-    return [*(line for point in shown for line in point), *last]
+    last = _points([words("tuning.more")], say, width)
+    while points and len(_points(points, say, width)) + len(last) > room:
+        points.pop()
+    return [*_points(points, say, width), *last]
 
 
 def _not_kept(rows: Sequence[LadderRow], recipe: Recipe) -> list[tuple[str, LadderRow]]:
@@ -132,10 +139,8 @@ def _not_kept(rows: Sequence[LadderRow], recipe: Recipe) -> list[tuple[str, Ladd
         is_in = not row.together_with and label in {choice.label for choice in recipe.choices}
         if row.kind == "technique" and not row.is_kept and not is_in:
             name = label if row.technique in recipe.names else row.technique
-            found[" + ".join((label, *row.together_with))] = (
-                " + ".join((name, *row.together_with)),
-                row,
-            )
+            several = " + ".join((name, *row.together_with))
+            found[" + ".join((label, *row.together_with))] = several, row
     return [*found.values()]
 
 
@@ -147,12 +152,12 @@ def _short(
     first, then = limits(ablation), notes(ablation)
     if any(row.stage == "spread" for row in ablation.rows):
         first, then = then, first  # whether several devices help is what was asked
-    known = [_point(text, say, width) for text in (*first, *then)]
-    points = [*known[: MOST_POINTS - 1], _point(ending(ablation), say, width)]
+    points = [*[*first, *then][: MOST_POINTS - 1], ending(ablation)]
     room -= len(table(columns_of(ESSENTIAL, say), [])) + 2  # a blank line, and the last one
-    while points and len(least) + sum(map(len, points)) > room:
+    while points and len(least) + len(_points(points, say, width)) > room:
         points.pop()
-    room -= sum(map(len, points))
+    told = _points(points, say, width)
+    room -= len(told)
     rest_of = {*range(len(rows))} - {*least}
     others = sorted(rest_of, key=lambda i: _shown_first(rows[i], ablation.recipe.names))
     shown = [rows[i] for i in sorted([*least, *others[: max(0, room - len(least))]])]
@@ -162,11 +167,11 @@ def _short(
         needed = len(wrapped(row.settings, width, indent="  ")) if row.is_kept else 0
         details.append(row.settings if 0 < needed <= room else "")
         room -= needed if needed <= room else 0
-    body = terminal_lines(table_of(shown, ESSENTIAL, details), say, width)
+    body = terminal_lines([table_of(shown, ESSENTIAL, details)], say, width)
     hidden = len(rows) - len(shown)
     name = {0: "more", 1: "hidden_one"}.get(hidden, "hidden")
     rest = words(f"tuning.{name}", **({"n": str(hidden)} if hidden > 1 else {}))
-    return [*body, "", *(line for point in points for line in point), *_point(rest, say, width)]
+    return [*body, "", *told, *_points([rest], say, width)]
 
 
 def _shown_first(row: LadderRow, recipe: Sequence[str]) -> tuple[bool, float]:
@@ -176,15 +181,12 @@ def _shown_first(row: LadderRow, recipe: Sequence[str]) -> tuple[bool, float]:
 
 def _lines(rows: Sequence[LadderRow], say: Messages, width: int) -> list[str]:
     """Return the table with one line a technique, or two where that is too wide."""
-    wide = table(
-        columns_of(EVERYTHING, say), [[str(getattr(row, c)) for c in EVERYTHING] for row in rows]
-    )
-    if max(map(len, wide)) <= width:
-        return terminal_lines(
-            table_of(rows, EVERYTHING, [row.settings for row in rows]), say, width
-        )
-    details = [_rest(row, say) for row in rows]
-    return terminal_lines(table_of(rows, ESSENTIAL, details), say, width)
+    whole = table_of(rows, EVERYTHING, [row.settings for row in rows])
+    lines = terminal_lines([whole], say, width)
+    if max(map(len, lines)) <= width:
+        return lines
+    essential = table_of(rows, ESSENTIAL, [_rest(row, say) for row in rows])
+    return terminal_lines([essential], say, width)
 
 
 def table_of(
@@ -200,23 +202,68 @@ def table_of(
 
 def _rest(row: LadderRow, say: Messages) -> str:
     """Return what the essential columns leave out, as a phrase; what is unknown is left out."""
-    known = [row.settings] if row.settings else []
-    for name in READINGS:
-        value = getattr(row, name)
-        if value != NOTHING:
-            known.append(say(f"tuning.{name}", value=value))
-    return ", ".join(known)
+    readings = {name: getattr(row, name) for name in READINGS}
+    known = [say(f"tuning.{k}", value=value) for k, value in readings.items() if value != NOTHING]
+    return ", ".join(filter(None, [row.settings, *known]))
 
 
-FORMATS = {
-    "ms": format_ms,
-    "per_s": format_rate,
-    "share": format_share,
-    "bytes": format_bytes,
-    "ratio": format_ratio,
-    "s": format_duration,
-    "number": "{:.4g}".format,
-}
+def ablation_markdown(
+    ablation: Ablation,
+    changes: Mapping[str, Sequence[str]] = NO_CHANGES,
+    *,
+    place: ResultPlace = HERE,
+    language: str = ENGLISH,
+) -> str:
+    """Return the report: the answer, the table, what it does not show, what to do."""
+    say = messages(language)
+    columns = (EVERYTHING[0], "settings", *EVERYTHING[1:])
+    points = Facts(rows=tuple(("", text) for text in (*reasons(ablation), ending(ablation))))
+    staged = staged_section(ablation)
+    sections = (
+        Section(name="tried", blocks=(table_of(ladder_rows(ablation, say), columns),)),
+        *((staged,) if staged else ()),
+        Section(name="notes", blocks=(points,)),
+        Section(name="next", blocks=(Next(command=next_command(ablation, place)),)),
+    )
+    title = f"# {escaped(say.text(headline(ablation)))}"
+    lines = [title, "", escaped(say.text(where(ablation))), ""]
+    lines += [line for section in sections for line in markdown_lines(section, say)]
+    if any(changes.values()):
+        lines += [f"## {say('section.by_hand')}", ""]
+        for label, own in changes.items():
+            known = fenced("\n".join(own), "diff") if own else [say("tuning.no_instructions")]
+            lines += [f"### {escaped(label)}", "", *known, ""]
+    return safe("\n".join(lines[:-1]), say) + "\n"
+
+
+def ablation_html(
+    ablation: Ablation,
+    changes: Mapping[str, Sequence[str]] = NO_CHANGES,
+    *,
+    place: ResultPlace = HERE,
+    language: str = ENGLISH,
+) -> str:
+    """Return the page: the answer, the plot, the table, what it does not show, what to do."""
+    say = messages(language)
+    return render(
+        "ladder.html.j2",
+        {
+            "say": say,
+            "headline": headline(ablation),
+            "workload": ablation.workload,
+            "where": where(ablation),
+            # The plots were escaped when they were rendered.
+            "plot": Markup(ladder_svg(ablation, language)),  # noqa: S704  made by us
+            "columns": EVERYTHING[1:],
+            "words": WORD_COLUMNS,
+            "rows": ladder_rows(ablation, say),
+            "staged": staged_section(ablation),
+            "staged_plot": Markup(staged_svg(ablation, language) or ""),  # noqa: S704  made by us
+            "reasons": (*reasons(ablation), ending(ablation)),
+            "next_command": next_command(ablation, place),
+            "changes": changes if any(changes.values()) else {},
+        },
+    )
 
 
 def render_contrast(
@@ -227,14 +274,11 @@ def render_contrast(
     width: int = 80,
     language: str = ENGLISH,
 ) -> str:
-    """Return the report: the answer, the numbers of both results, how far to trust them.
-
-    `baseline` and `candidate`: what the user calls them.
-    """
+    """Return the report: the answer, the numbers of both results, how far to trust them."""
     say = messages(language)
     one, other, change = (say(f"compare.{name}") for name in ("baseline", "candidate", "change"))
     columns = [Column(""), *(Column(title, is_number=True) for title in (one, other, change))]
-    size = max(map(display_width, (one, other)))
+    size = max(map(cell_len, (one, other)))
     lines = [
         *wrapped(say.text(_headline(contrast)), width),
         "",
@@ -260,13 +304,7 @@ def _headline(contrast: Contrast) -> Sentence:
 
 
 def _row(quantity: Quantity, say: Messages) -> list[str]:
-    write = FORMATS[quantity.unit]
     before, after = quantity.baseline, quantity.candidate
     # A loss or a reward may be below zero: what rises from there is more, not less.
-    change = (after - before) / abs(before) if before else None
-    return [
-        say.text(quantity.name),
-        write(quantity.baseline),
-        write(quantity.candidate),
-        NOTHING if change is None else f"{100 * change:+.1f} %",
-    ]
+    change = f"{100 * (after - before) / abs(before):+.1f} %" if before else NOTHING
+    return [say.text(quantity.name), *map(FORMATS[quantity.unit], (before, after)), change]

@@ -6,27 +6,17 @@ from collections.abc import Iterator
 from flatout.records.messages import ENGLISH, Messages, Sentence, messages, named, recognised
 from flatout.records.trial import Outcome, Trial
 from flatout.records.units import format_duration
-from flatout.reporting.tables import (
-    ascii_only,
-    display_width,
-    labelled,
-    padded,
-    printable,
-    sentence,
-    wrapped,
-)
+from flatout.reporting.blocks import label_cell, safe
+from flatout.reporting.tables import labelled, sentence, wrapped
 
 COMMANDS = {
     Outcome.OK: "flatout tune",
     Outcome.OOM: "flatout tune",
     Outcome.CRASH: "python",
     Outcome.HANG: "python",
-    Outcome.NAN: "flatout measure",
-    Outcome.TOO_SHORT: "flatout measure",
     Outcome.NO_STEPS: "python",
-    Outcome.REFUSED: "flatout measure",
 }
-"""What to type before the script, by how the trial ended."""
+"""What to type before the script, by how the trial ended; else `flatout measure`."""
 LIMIT = "limit"
 """Why a process ended that was still alive when its time was up, and the advice that fits."""
 MORE_TIME = 3
@@ -42,7 +32,7 @@ OF_SCRIPT = ("trial.", "failure.head_", "fault.no_device")
 """What the messages begin with that say what became of the script."""
 FIRST = {"joint.and": "one", "rescue.again": "message"}
 """Messages that begin with another one, by the field that it is in."""
-LABELS = ("outcome", "recipe", "ran", "do", "next")
+LABELS = "failure.label_"
 
 CRASHES = (
     ("torch finds none here", DEVICE),
@@ -70,10 +60,7 @@ these scripts something is missing that it has elsewhere."""
 def render_failure(
     trial: Trial, *, workload: str = "train.py", width: int = 80, language: str = ENGLISH
 ) -> str:
-    """Return the report: what happened, the script's own last words, what to do next.
-
-    The script's own output is never wrapped.
-    """
+    """Return the report: what happened, the script's last output unwrapped, what to do next."""
     say = messages(language)
     lines = wrapped(_headline(trial, say), width)
     if trial.traceback.strip():
@@ -81,10 +68,9 @@ def render_failure(
         lines += ["", say("failure.last_output"), "", textwrap.indent(own, "  ")]
     lines.append("")
     for label, text in _rows(trial, say):
-        lines += labelled(_label(label, say), text, width)
-    lines.append(f"{_label('next', say)}  {_command(trial, workload)}")
-    safe = ascii_only if language == ENGLISH else printable
-    return safe("\n".join(lines)) + "\n"
+        lines += labelled(label_cell(label, say, LABELS), text, width)
+    lines.append(f"{label_cell('next', say, LABELS)}  {_command(trial, workload)}")
+    return safe("\n".join(lines), say) + "\n"
 
 
 def _command(trial: Trial, workload: str) -> str:
@@ -97,8 +83,8 @@ def _command(trial: Trial, workload: str) -> str:
     if advice == LIMIT:
         limit_s = MORE_TIME * max(1, round(trial.wall_s))
         return f"flatout measure --limit {limit_s} {workload}"
-    command = "flatout measure" if _blames_recipe(trial) else COMMANDS[trial.outcome]
-    return f"{command} {workload}"
+    known = {} if _blames_recipe(trial) else COMMANDS
+    return f"{known.get(trial.outcome, 'flatout measure')} {workload}"
 
 
 def _rows(trial: Trial, say: Messages) -> Iterator[tuple[str, str]]:
@@ -122,24 +108,14 @@ def _advice(trial: Trial) -> str:
         return NO_DATA
     if trial.outcome is not Outcome.CRASH:
         return str(trial.outcome.value)
-    said = f"{trial.message}\n{_error(trial.traceback)}"
+    # The error's part of what it wrote last: libraries warn of what they can miss.
+    error = trial.traceback.partition(TRACEBACK)[2] or trial.traceback
+    said = f"{trial.message}\n{error}"
     return next((name for word, name in CRASHES if word in said), "crash")
-
-
-def _error(output: str) -> str:
-    """Return the error's part of what a script wrote last: libraries warn of what they can miss."""
-    _, mark, error = output.partition(TRACEBACK)
-    return error if mark else output
 
 
 def _blames_recipe(trial: Trial) -> bool:
     return bool(trial.recipe.choices) and trial.outcome is not Outcome.OK
-
-
-def _label(name: str, say: Messages) -> str:
-    """Return a label as wide as the widest of this report; none for a row that goes on."""
-    width = max(display_width(say(f"failure.label_{label}")) for label in LABELS)
-    return padded(say(f"failure.label_{name}") if name else "", width)
 
 
 def _is_of_script(text: str) -> bool:

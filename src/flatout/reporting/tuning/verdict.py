@@ -1,15 +1,11 @@
-"""What a tuning says in sentences (headline, reasons, next command), and its recipe by hand.
-
-The changes by hand are instructions, not a diff of the user's source: flatout has not read it.
-"""
+"""What a tuning says in sentences (headline, reasons, next command), and its recipe by hand."""
 
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from string import Template
-from typing import Any
 
 from flatout.records.ablation import (
     FREE_DATA,
@@ -20,7 +16,7 @@ from flatout.records.ablation import (
     Row,
     Verdict,
 )
-from flatout.records.catalogue import setter_of
+from flatout.records.catalogue import setter_of, technique_class
 from flatout.records.messages import (
     ENGLISH,
     Sentence,
@@ -35,7 +31,6 @@ from flatout.records.messages import (
 )
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import Rule
-from flatout.records.technique import Technique
 from flatout.records.units import (
     MAX_RATIO_END,
     format_duration,
@@ -43,11 +38,7 @@ from flatout.records.units import (
     format_ratio,
     format_share,
 )
-from flatout.reporting.profile.sentences import (
-    MORE,
-    ceilings_sentence,
-    consumers_sentences,
-)
+from flatout.reporting.profile.sentences import MORE, ceilings_sentence, consumers_sentences
 
 STOPPED = (
     "budget",
@@ -74,6 +65,8 @@ WORTH_LOOKING = 1.15
 say that nothing is worth changing."""
 MAX_RESOLUTION = 3.0
 """A tuning that could not even have shown a factor of three knows nothing about the noise."""
+MIN_BESIDE = 0.1
+"""Of the run in what no technique is judged by, from which on its gain as a whole is said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +80,6 @@ class ResultPlace:
 
 HERE = ResultPlace()
 """The default folder, below the one the user is in."""
-
-
-MIN_BESIDE = 0.1
-"""Of the run in what no technique is judged by, from which on its gain as a whole is said."""
 
 
 def headline(ablation: Ablation) -> Sentence:
@@ -127,7 +116,7 @@ def _kept(ablation: Ablation) -> Sentence:
     """Return how many techniques were kept of those tried, not counting what the baseline has."""
     needed = {label.split()[0] for label in ablation.needed}
     own = {choice.technique for choice in ablation.recipe.choices} - needed
-    tried = _tried(ablation) - needed
+    tried = {row.choice.technique for row in ablation.rows} - needed
     kept = words("tuning.kept", n=str(len(own)), tried=str(len(tried)))
     return words("tuning.kept_on", kept=kept, needed=_needed(ablation)) if needed else kept
 
@@ -216,7 +205,9 @@ def reasons(ablation: Ablation) -> Iterator[Sentence]:
     own = [row.comparison for row in ablation.rows if row.stage != "spread"]
     sources = {pair.source for pair in own if pair}
     if "pairs" in sources:
-        yield _resolution(ablation.resolution)
+        is_known = ablation.resolution <= MAX_RESOLUTION
+        name = "tuning.resolution" if is_known else "tuning.resolution_unknown"
+        yield words(name, ratio=times(ablation.resolution))
         yield words("tuning.how")
     if "screen" in sources:
         yield words("tuning.how_screened")
@@ -258,13 +249,11 @@ def fed(feeding: Feeding) -> Sentence:
     """Return how far a recipe is from what its data allow, and which limit is the lower one."""
     is_free_data = feeding.binds == FREE_DATA
     limit = words("tuning.limit_free_data" if is_free_data else "tuning.limit_cores")
-    other: tuple[Text, ...] = (
-        words("tuning.cores_could", rate=format_rate(feeding.cores_per_s))
-        if is_free_data
-        else words("tuning.free_data_could", rate=format_rate(feeding.free_data_per_s)),
-    )
-    if feeding.decode_per_s is not None and not is_free_data:
-        other = (*other, words("tuning.decoding_could", rate=format_rate(feeding.decode_per_s)))
+    others = {"cores_could": feeding.cores_per_s}
+    if not is_free_data:
+        others = {"free_data_could": feeding.free_data_per_s}
+        others |= {"decoding_could": feeding.decode_per_s} if feeding.decode_per_s else {}
+    other = tuple(words(f"tuning.{k}", rate=format_rate(per_s)) for k, per_s in others.items())
     rate = format_rate(feeding.samples_per_s)
     if feeding.samples_per_s >= feeding.measured_limit_per_s:
         most = format_rate(feeding.measured_limit_per_s)
@@ -296,41 +285,23 @@ def ending(ablation: Ablation) -> Sentence:
 
 
 def next_command(ablation: Ablation, place: ResultPlace) -> str:
-    """Return what to type next."""
-    command = _command(ablation, place)
+    """Return what to type next: to train with the recipe, unless it was no faster."""
+    pair, is_cut_short = ablation.confirmation, ablation.stopped in STOPPED
+    is_worth_running = bool(ablation.recipe.choices) and not (pair is None and is_cut_short)
+    if pair and not ablation.needed and (pair.covers_one or pair.ratio < 1):
+        is_worth_running = False
+    if is_worth_running:
+        recipe = shlex.quote(f"{place.out}/recipe.toml")
+        command = f"flatout run --with {recipe} {ablation.workload}"
+    elif is_cut_short:
+        command = f"flatout tune --resume --out {shlex.quote(place.out)} {ablation.workload}"
+    else:
+        command = f"python {ablation.workload}"
     return f"cd {shlex.quote(place.start_in)} && {command}" if place.start_in else command
 
 
-def _command(ablation: Ablation, place: ResultPlace) -> str:
-    is_cut_short = ablation.stopped in STOPPED
-    if _is_worth_running(ablation, is_cut_short=is_cut_short):
-        recipe = shlex.quote(f"{place.out}/recipe.toml")
-        return f"flatout run --with {recipe} {ablation.workload}"
-    if is_cut_short:
-        return f"flatout tune --resume --out {shlex.quote(place.out)} {ablation.workload}"
-    return f"python {ablation.workload}"
-
-
-def _is_worth_running(ablation: Ablation, *, is_cut_short: bool) -> bool:
-    """Return whether to train with the recipe: not with one that was confirmed to be no faster."""
-    pair = ablation.confirmation
-    if not ablation.recipe.choices or (pair is None and is_cut_short):
-        return False
-    return bool(ablation.needed) or pair is None or not (pair.covers_one or pair.ratio < 1)
-
-
-def _resolution(resolution: float) -> Sentence:
-    if resolution > MAX_RESOLUTION:
-        return words("tuning.resolution_unknown")
-    return words("tuning.resolution", ratio=times(resolution))
-
-
-def _tried(ablation: Ablation) -> set[str]:
-    return {row.choice.technique for row in ablation.rows}
-
-
 def _nothing_kept(ablation: Ablation) -> Sentence:
-    number = len(_tried(ablation))
+    number = len({row.choice.technique for row in ablation.rows})
     tried = words("tuning.tried" if number != 1 else "tuning.tried_one", n=str(number))
     pair = ablation.confirmation
     if pair is not None:
@@ -365,8 +336,8 @@ def _training(ablation: Ablation) -> Sentence:
     check = ablation.final_check
     if check is None or not check.passed:
         return words("tuning.training_unproven")
-    known = {"on_purpose": "on_purpose", "same": "same"}
-    return words(f"tuning.training_{known.get(check.status, 'within')}")
+    kind = check.status if check.status in ("on_purpose", "same") else "within"
+    return words(f"tuning.training_{kind}")
 
 
 def _costs(ablation: Ablation) -> Iterator[Sentence]:
@@ -375,14 +346,11 @@ def _costs(ablation: Ablation) -> Iterator[Sentence]:
         # A technique that was kept may have been left out of the recipe again.
         if row.break_even_steps is None or row.choice.technique not in ablation.recipe.names:
             continue
-        epochs = f"{row.break_even_steps / epoch:.1f}" if epoch else ""
-        yield words(
-            "tuning.cost",
-            technique=row.choice.technique,
-            time=format_duration(row.startup_s),
-            steps=str(row.break_even_steps),
-            epochs=words("tuning.cost_epochs", n=epochs) if epochs else "",
-        )
+        epochs: Text = ""
+        if epoch:
+            epochs = words("tuning.cost_epochs", n=f"{row.break_even_steps / epoch:.1f}")
+        about = {"time": format_duration(row.startup_s), "steps": str(row.break_even_steps)}
+        yield words("tuning.cost", technique=row.choice.technique, epochs=epochs, **about)
 
 
 def _calibration(ablation: Ablation) -> Iterator[Sentence]:
@@ -410,36 +378,17 @@ def _left_out(row: Row) -> Sentence:
     return words("tuning.drop", technique=row.choice.technique, known=known)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandChange:
-    """What one technique of a recipe changes in a script."""
+def hand_changes(recipe: Recipe, language: str = ENGLISH) -> dict[str, list[str]]:
+    """Return what each choice of a recipe, by its label, changes in a script, in its order.
 
-    label: str
-    """The technique with its settings."""
-    lines: tuple[str, ...]
-    """Lines that start with `- ` are taken out, with `+ ` put in; others are plain words. Empty
-    when nothing is known."""
-
-
-def hand_changes(
-    recipe: Recipe, technique_class: Callable[[str], type[Technique]], language: str = ENGLISH
-) -> tuple[HandChange, ...]:
-    """Return the changes of a recipe, in its order."""
-    say = messages(language)
-    return tuple(
-        HandChange(
-            label=choice.label,
-            lines=tuple(
-                say.text(line)
-                for line in _filled(technique_class(choice.technique).by_hand, choice.settings)
-            ),
-        )
-        for choice in recipe.choices
-    )
-
-
-def _filled(text: str, settings: Mapping[str, Any]) -> list[str]:
-    """Put the settings in for `$name`; a name that is no setting stays as it is."""
-    # Texts go in without quotes, the lines have them.
-    values = {k: v if isinstance(v, str) else repr(v) for k, v in settings.items()}
-    return Template(text.strip("\n")).safe_substitute(values).splitlines()
+    Lines that start with `- ` are taken out, with `+ ` put in; others are plain words. There are
+    none where nothing is known.
+    """
+    say, changes = messages(language), {}
+    for choice in recipe.choices:
+        # Texts go in without quotes, the lines have them. A name that is no setting stays.
+        values = {k: v if isinstance(v, str) else repr(v) for k, v in choice.settings.items()}
+        text = technique_class(choice.technique).by_hand.strip("\n")
+        lines = Template(text).safe_substitute(values).splitlines()
+        changes[choice.label] = [say.text(line) for line in lines]
+    return changes
