@@ -164,13 +164,13 @@ def _model_edit(
         return None
     outermost = loops[-1]
     text = Template(form.model).substitute(values, model=found.func.id)
-    is_in_vain = form.needs_own_forward and any(_has_torchs_forward(script, x) for x in made)
+    is_in_vain = form.needs_own_forward and any(has_torchs_forward(script, x) for x in made)
     if is_in_vain or ("torch." in text and not script.knows("torch", outermost)):
         return None
     return insert_before(script, outermost, text)
 
 
-def _has_torchs_forward(script: Script, made: ast.AST) -> bool:
+def has_torchs_forward(script: Script, made: ast.AST) -> bool:
     """Return whether a model is made of a class that leaves `forward` to one of `torch.nn`."""
     while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
         if script.called(made):

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from flatout.analysis.source.edits import replaced, suggested
+from flatout.analysis.source.patches import has_torchs_forward
 from flatout.analysis.source.script import Issue, Script
 from flatout.records.finding import Fix
 
@@ -32,14 +33,18 @@ def check(script: Script) -> Iterator[Issue]:
             and call.lineno > made.lineno
         ]
         if uses:
+            # A class that leaves `forward` to one of torch's: compiled in place nothing of it is.
+            is_in_vain = any(has_torchs_forward(script, each) for each in script.values(target))
             yield Issue(
                 node=made,
                 because=(
                     f"line {uses[0].lineno} saves the state of the wrapper: every name begins with "
                     "_orig_mod., and the plain model does not find its weights"
                 ),
-                instead=f"{name}.compile(), which compiles in place and keeps the names",
-                fix=_fix(script, made, name),
+                instead=f"{name}._orig_mod.state_dict(), which has the plain names"
+                if is_in_vain
+                else f"{name}.compile(), which compiles in place and keeps the names",
+                fix=None if is_in_vain else _fix(script, made, name),
             )
 
 
