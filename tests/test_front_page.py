@@ -7,8 +7,8 @@ import pytest
 
 from flatout import __version__
 from flatout.records.ablation import ablation_from_json
-from flatout.reporting.tuning.text import render_ablation
 from flatout.reporting.tuning.speedup_chart import ladder_svg
+from flatout.reporting.tuning.text import render_ablation
 from tests.paths import ROOT
 
 RECORD = "benchmarks/records/2026-11-23_ladder_2xamd-epyc"

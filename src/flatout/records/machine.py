@@ -85,6 +85,10 @@ class Machine:
         return bool(self.cpu_features & {"avx512_fp16", "amx_fp16", "asimdhp"})
 
 
+ARCHIVES = (".whl", ".tar.gz")
+"""What pip installs from a file, named so that it can tell what it is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
     """The software of one measurement, ready to be written as a Dockerfile."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from flatout.records.finding import BAD, WARN, Check
-from flatout.records.machine import Machine, Stack
+from flatout.records.machine import ARCHIVES, Machine, Stack
 from flatout.records.messages import ENGLISH, messages, named, words
 from flatout.records.technique import EarlierResult, Technique
 from flatout.records.units import format_ratio
@@ -20,7 +20,6 @@ DEVICES = {
     "rocm": "--device=/dev/kfd --device=/dev/dri --group-add video --group-add render ",
 }
 """What hands the devices into a container."""
-ARCHIVES = (".whl", ".tar.gz")
 MARK_WIDTH = 4
 FORGET = "flatout techniques --forget-history"
 
