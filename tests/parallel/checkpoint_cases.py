@@ -162,6 +162,7 @@ def hostile():
     train(sharded(str(folder)), 2)
     source = folder / "step-000000002"
     description = FileSystemReader(source).read_metadata()
+    dist.barrier()  # every rank has read it before rank 0 writes another
     found = {}
     outside = replace(next(iter(description.storage_data.values())), relative_path="../other")
     leads = replace(description, storage_data=dict.fromkeys(description.storage_data, outside))
