@@ -12,7 +12,7 @@ from flatout.hardware.peaks import Peaks, PeaksOf, ask_module, read_peaks
 from flatout.launch.trial_process import clean_up_stale_trials, scratch_root
 from flatout.records.errors import UserError
 from flatout.records.machine import Machine
-from flatout.records.messages import joined, words
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.roofline import DeviceCeilings, Product, ProductAdvice, Roofline
@@ -77,8 +77,8 @@ def roofline(
     found = find_seen(watched, "products")
     if found is None:
         errors = "; ".join(watched.details.get("errors", ()))
-        why = watched.message or errors or "the probe failed"
-        raise UserError(f"the products of {workload.command_line} were not seen: {why}")
+        trouble = watched.message or errors or "the probe failed"
+        raise UserError(f"the products of {workload.command_line} were not seen: {trouble}")
     rows = seen_products(found)
     kind = found["device"] or "cpu"
     used = tuple(sorted({row.product.dtype for row in rows}))
@@ -121,7 +121,7 @@ def time_alone(groups: Groups, *, device: str, threads: int, python: str, limit_
             found: Times = ask_module(python, ALONE, job=job, limit_s=limit_s + 60.0)
             return found
         except ValueError as error:
-            why = joined("the products alone", str(error), joint="joint.because")
+            why = words("roofline.alone_failed", why=str(error))
     return [[{"why": why} for _ in group] for group in groups]
 
 
