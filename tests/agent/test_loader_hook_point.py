@@ -82,7 +82,7 @@ def test_facts_that_cannot_be_noted_are_told_and_the_loader_is_built(session):
 
 
 class Equal(Numbers):
-    """A data set that is told apart by its kind alone."""
+    """A data set that equals every other of its class."""
 
     def __eq__(self, other):
         return isinstance(other, Equal)

@@ -24,7 +24,7 @@ class Fault:
     """The message for a group of the pattern that the text does not have."""
 
     def find(self, text: str) -> re.Match[str] | None:
-        """Return where a text tells of it."""
+        """Return where a text mentions it."""
         return re.search(self.pattern, text, re.DOTALL)
 
     def sentence(self, text: str) -> str:

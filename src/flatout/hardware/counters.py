@@ -206,9 +206,9 @@ def readings_of(
     if not samples:
         return GpuReadings(uuid=uuid, missing={"all": trouble or words(NO_SAMPLE)})
     values, missing = _values(samples, began_s)
-    told = [sample for sample in samples if "throttle" not in sample.missing]
-    names = sorted(set().union(*(sample.throttle for sample in told)))
-    shares = {name: sum(name in s.throttle for s in told) / len(told) for name in names}
+    known = [sample for sample in samples if "throttle" not in sample.missing]
+    names = sorted(set().union(*(sample.throttle for sample in known)))
+    shares = {name: sum(name in s.throttle for s in known) / len(known) for name in names}
     others, idle, unknown = _other_processes(samples, own_pids, pids_before)
     if unknown:
         missing["other_processes"] = unknown
@@ -292,7 +292,7 @@ def _other_processes(
     idle = frozenset(
         pid
         for pid in others
-        # A process of which nothing is told ran nothing.
+        # A process that is not reported ran nothing.
         if activity and statistics.fmean(x.get(pid, 0.0) for x in activity) < BUSY_SHARE
     )
     return others, idle, why

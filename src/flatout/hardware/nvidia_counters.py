@@ -168,7 +168,7 @@ class NvidiaCounters:
         nvml, handle, whole = self.nvml, self.handle, self.whole
 
         def pcie(counter: int) -> float:
-            return KIB * float(nvml.nvmlDeviceGetPcieThroughput(whole, counter))  # NVML tells KiB/s
+            return KIB * float(nvml.nvmlDeviceGetPcieThroughput(whole, counter))  # from KiB/s
 
         often: dict[str, Callable[[], float]] = {
             "util_share": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,

@@ -23,7 +23,7 @@ STANDARD = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 PRIVATE = 0o700
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 STDOUT = Path("-")
-"""What stands for standard output in the place of a file's name."""
+"""Means standard output where the name of a file is expected."""
 SOURCE = Path(__file__).parent.parent.parent
 """Where flatout is: often site-packages, so it is never put in front of the standard library."""
 BOOT = SOURCE / "flatout" / "agent" / "boot"

@@ -149,7 +149,7 @@ def _play(
 def settle_together(
     ladder: TuningState, bundle: Sequence[Candidate], recipe: Recipe, match: Match
 ) -> Asking[tuple[Row, frozenset[str]]]:
-    """Note the row that stands for all; return it, and the labels of what the guard rejects."""
+    """Note the row of all together; return it, and the labels of what the guard rejects."""
     names = tuple(x.choice.technique for x in bundle[:-1])
     row = yield from ladder.settle(all_of(bundle), recipe, match, together_with=names)
     if row.verdict is not Verdict.REJECTED:

@@ -42,7 +42,7 @@ def pair_hosts_on_ray(
 ) -> Iterator[PairHosts]:
     """Give the hosts of the Ray cluster that play pairs of this tuning, kept free for it.
 
-    At `most` so many are used, this one among them. `say` is told which are not used, and why.
+    At `most` so many are used, this one among them. `say` gets those that are not used, and why.
     """
     wanted = 1 if most is None else most - 1
     with ray_cluster() as ray:

@@ -304,14 +304,14 @@ def _repeat_sums() -> Undo:
 
         return patching.named(use_deterministic_algorithms, "torch", "use_deterministic_algorithms")
 
-    def told(key: str) -> Any:
+    def asked(key: str) -> Any:
         return lambda original: functools.wraps(original)(lambda: said[key])
 
     undos = contextlib.ExitStack()
     for name, make in (
         ("use_deterministic_algorithms", use),
-        ("are_deterministic_algorithms_enabled", told("mode")),
-        ("is_deterministic_algorithms_warn_only_enabled", told("warn_only")),
+        ("are_deterministic_algorithms_enabled", asked("mode")),
+        ("is_deterministic_algorithms_warn_only_enabled", asked("warn_only")),
     ):
         undos.enter_context(patching.wrap(torch, name, make, order=Order.GUARD))
     # What was not written reads as it ever did: filled with NaN, a masked buffer would be one.

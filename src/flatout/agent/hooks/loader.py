@@ -257,7 +257,7 @@ class _Construction:
         wanted = dict(asked)
         if not self.only or address in self.only:
             wanted = dict(self.session.transform("loader", asked))
-        # By identity: a data set may call itself equal to the one that stands in for it.
+        # By identity: a data set may call itself equal to the one that replaces it.
         if len(wanted) == len(asked) and all(wanted.get(x, build) is asked[x] for x in asked):
             build(loader, *args, **kwargs)
             return

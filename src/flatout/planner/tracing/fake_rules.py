@@ -146,7 +146,7 @@ def _apply_for(moved: Moved) -> Callable[..., nn.Module]:
     """Return a `Module._apply` that puts new parameters in, ties kept.
 
     Torch's own changes a parameter's inside in place, which fake tensors do not allow. The
-    outermost module tells of all that were replaced. Those are held until then: no other tensor
+    outermost module names all that were replaced. Those are held until then: no other tensor
     gets the identity of one.
     """
     replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}

@@ -62,7 +62,7 @@ _as_subclass: Callable[[Tensor, type], Any] = Tensor.as_subclass
 
 
 def labelled(tensor: Tensor, cls: Any) -> Any:
-    """Return the tensor as one of this class, still fake where it is; stands for `as_subclass`.
+    """Return the tensor as one of this class, still fake where it is; used as `as_subclass`.
 
     Libraries of pictures have a class of tensors of their own. It adds names and metadata and
     leaves the computing to torch. Fake tensors refuse it, and torch's own `as_subclass`, with which

@@ -25,7 +25,7 @@ BUILT_WITH = torch._C._show_config()
 TOTAL_BYTES = 2**47
 """Of the pretended device: a script that asks for free memory is never told to use less."""
 Note = Callable[[str], None]
-"""Is told what is assumed, for the reader."""
+"""Called with each assumption, for the reader."""
 
 
 class VirtualFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]

@@ -45,7 +45,7 @@ MOMENTS = {"exp_avg": True, "exp_avg_sq": False, "max_exp_avg_sq": False}
 """Names of the moments and whether they have a sign."""
 STATE_KEY = "flatout_low_bits"
 """Where a checkpoint keeps the moments' codes and scales alongside the plain moments: packed again,
-a block whose largest moment is negative would get another scale, as no code stands for -1."""
+a block whose largest moment is negative would get another scale, as no code represents -1."""
 
 
 @final
