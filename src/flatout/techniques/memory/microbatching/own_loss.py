@@ -1,7 +1,9 @@
 """What a model makes of parts of a batch: whether it is what it makes of the whole.
 
 Outputs are put together, which is tried on the first batch: of a sequence whose first dimension is
-time, or of samples that are compared, parts make something else.
+time, or of samples that are compared, parts make something else. A barely trained LSTM depends on
+what came before by so little that its parts seem to fit: so some samples are changed, too, and the
+others have to stay what they were.
 
 How the losses of parts make that of the batch is tried too. A Hugging Face model with labels
 returns the mean over its tokens, without those that are to be ignored; others a sum, or a mean over
@@ -11,7 +13,8 @@ halves, without gradients and without dropout.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -122,12 +125,15 @@ def scalars_of(output: Any) -> list[torch.Tensor]:
 def _joins(call: Callable[..., Any], module: torch.nn.Module, whole: Any, samples: int) -> bool:
     """Compare the first few samples with their halves: more might not fit, so the batch is split.
 
+    Then those of the first half are made like the last one: no other sample may notice.
     Numbers that a model draws in evaluation mode too are others each time, and tell nothing.
     """
     size = batch_size(whole)
     count = min(samples, size)
     batch = samples_at(whole, size, range(count))
     halves = split(batch, count, 2)
+    half = batch_size(halves[0])
+    changed = samples_at(batch, count, [count - 1] * half + [*range(half, count)])
     with torch.no_grad(), _evaluating(module), streams_kept(), buffers_kept(module):
         before = random_streams()
         try:
@@ -135,24 +141,43 @@ def _joins(call: Callable[..., Any], module: torch.nn.Module, whole: Any, sample
             if not all(map(torch.equal, before, random_streams())):
                 return True
             made = [_rows_of(call(*x, **named), batch_size((x, named))) for x, named in halves]
+            beside = _rows_of(call(*changed[0], **changed[1]), count)
         except Exception:  # noqa: BLE001  it wants as many samples, as a state that is not split
             return False
-    return len(made[0]) != len(expected) or all(map(_is_joined, expected, *made))
+    found = [torch.cat(parts) for parts in zip(*made, strict=True)]
+    return _are_close(found, expected) and _are_close(
+        [rows[half:] for rows in beside], [rows[half:] for rows in expected], TOLERANCE
+    )
 
 
 def _rows_of(output: Any, rows: int) -> list[torch.Tensor]:
-    """Return the outputs of so many rows; what has none is not joined."""
-    leaves = _pytree.tree_leaves(output)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
-    return [x for x in tensors if x.shape[0] == rows and x.is_floating_point()]
+    """Return the outputs of so many rows that can be compared.
+
+    Raises:
+        ValueError: if there are others, which cannot be put together.
+    """
+    leaves = [x for x in _pytree.tree_leaves(output) if isinstance(x, torch.Tensor) and x.dim()]
+    if any(leaf.shape[0] != rows for leaf in leaves):
+        raise ValueError
+    return [leaf for leaf in leaves if leaf.is_floating_point()]
 
 
-def _is_joined(whole: torch.Tensor, *parts: torch.Tensor) -> bool:
-    if any(part.shape[1:] != whole.shape[1:] for part in parts):
+def _are_close(
+    found: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+    tolerance: Mapping[torch.dtype, float] = MappingProxyType({}),
+) -> bool:
+    """Return whether outputs are alike but for rounding; masked logits are infinite in both."""
+    if [x.shape for x in found] != [x.shape for x in expected]:
         return False
-    # Masked logits are infinite in both.
-    wanted, found = (x.float().nan_to_num(0.0, 0.0, 0.0) for x in (whole, torch.cat(parts)))
-    return bool((found - wanted).norm() <= SHORT_TOLERANCE * wanted.norm())
+    pairs = [
+        (x.dtype, one.float().nan_to_num(0.0, 0.0, 0.0), x.float().nan_to_num(0.0, 0.0, 0.0))
+        for one, x in zip(found, expected, strict=True)
+    ]
+    return all(
+        bool((one - wanted).norm() <= tolerance.get(dtype, SHORT_TOLERANCE) * wanted.norm())
+        for dtype, one, wanted in pairs
+    )
 
 
 def _fitting(
