@@ -53,6 +53,14 @@ def test_toml_beyond_the_bounds_is_a_value_error(tmp_path, text):
         read_toml(tmp_path / "a.toml")
 
 
+def test_the_mark_that_editors_on_windows_put_first_is_no_content(tmp_path):
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbfa = 1\n")
+    (tmp_path / "marked.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+
+    assert read_toml(tmp_path / "marked.toml") == {"a": 1}
+    assert read_json(tmp_path / "marked.json") == {"a": 1}
+
+
 def test_a_pipe_and_a_device_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
 

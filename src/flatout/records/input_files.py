@@ -47,7 +47,7 @@ def read_json(path: str | Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
 def parse_json(text: str | bytes) -> Any:
     """Return what JSON holds; numbers that are not finite, as `json.dumps` writes them, too."""
     if isinstance(text, bytes):
-        text = text.decode("utf-8")
+        text = text.decode("utf-8-sig")
     try:
         return checked(json.loads(text))
     except RecursionError:
@@ -74,7 +74,7 @@ def check_unpacked_size(path: str | Path, max_bytes: int) -> None:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Return the tables of a TOML file; a date is refused, since JSON has none."""
-    text = read_bytes(path, MAX_TOML_BYTES).decode("utf-8")
+    text = read_bytes(path, MAX_TOML_BYTES).decode("utf-8-sig")
     try:
         plain: dict[str, Any] = checked(parse_toml(text))
     except RecursionError:
