@@ -107,6 +107,8 @@ def test_copies_have_a_least_time_on_a_gpu_only(starved):
 
     assert find_least_copy_ms(fed, LIMITS) is None
     assert find_least_copy_ms(replace(fed, device_kind="cuda"), LIMITS) == pytest.approx(8.0)
+    twice = replace(fed, device_kind="cuda", loaders=(loader, loader))
+    assert find_least_copy_ms(twice, LIMITS) == pytest.approx(8.0)  # the batches are of both
 
 
 def test_what_is_missing_says_why(starved):
@@ -209,6 +211,12 @@ def test_enough_cores_need_no_techniques(starved):
 
     assert "There are 16 cores: enough." in text
     assert "leaves" not in text
+
+
+def test_less_than_a_core_for_each_rank_is_not_called_none(starved):
+    text = shown(replace(starved, pipeline=found(cores=0.5)), "pipeline")
+
+    assert "There are 0.5 cores: too few" in text
 
 
 TENSOR = TensorAtPeak(

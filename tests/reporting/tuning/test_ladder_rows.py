@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.records.ablation import Verdict
+from flatout.records.ablation import Comparison, Verdict
 from flatout.records.recipe import Choice, Recipe
 from flatout.reporting.tuning.speedup_chart import ladder_rows
 
@@ -78,3 +78,18 @@ def test_a_number_from_a_screen_is_told_apart_from_pairs(tuned):
 
     assert rows[1].pairs == "24 blocks"
     assert rows[-1].pairs.isdigit()
+
+
+def test_what_a_screen_did_not_keep_stands_on_all_that_it_kept(tuned):
+    def screened(name, verdict, ratio, *others):
+        pair = Comparison(ratio=ratio, interval=(ratio, ratio), n=9, source="screen")
+        found = row(tuned, name, verdict=verdict, comparison=pair, on_top_of=others)
+        return replace(found, together_with=())
+
+    lost = screened("loader_workers", Verdict.NO_EFFECT, 0.98, "bf16_autocast")
+    kept = screened("bf16_autocast", Verdict.KEPT, 2.0)
+
+    _, first, second, _ = ladder_rows(replace(tuned, rows=(lost, kept)))
+
+    assert first.times_baseline == pytest.approx(1.96)
+    assert second.times_baseline == pytest.approx(2.0)

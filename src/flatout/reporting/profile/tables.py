@@ -213,10 +213,11 @@ def _least_step(profile: Profile, limits: Limits) -> Sentence:
 
 def find_least_copy_ms(profile: Profile, limits: Limits) -> float | None:
     """Return what copying a step's batches to the device takes at least; None where none is."""
-    count = sum(loader.batch_bytes for loader in profile.training_loaders)
-    if profile.device_kind == "cpu" or not limits.copy_bytes_per_s or not count:
+    sizes = [loader.batch_bytes for loader in profile.training_loaders]
+    if profile.device_kind == "cpu" or not limits.copy_bytes_per_s or not any(sizes):
         return None
-    return 1e3 * count * profile.batches_per_step / limits.copy_bytes_per_s
+    # The batches of a step are those of all loaders.
+    return 1e3 * statistics.fmean(sizes) * profile.batches_per_step / limits.copy_bytes_per_s
 
 
 def _limit_rows(limits: Limits) -> Iterator[tuple[Text, ...]]:
@@ -322,7 +323,7 @@ def _pipeline(pipeline: Pipeline) -> Iterator[Block]:
         n=str(pipeline.samples),
     )
     fed = "about.pipeline_fed" if pipeline.is_fed else "about.pipeline_starved"
-    yield words(fed, cores=f"{pipeline.usable_cores:.0f}")
+    yield words(fed, cores=f"{pipeline.usable_cores:.3g}")
     if not pipeline.is_fed:
         yield from _savings(pipeline)
     yield Table(

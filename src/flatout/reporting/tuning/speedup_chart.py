@@ -103,6 +103,14 @@ def _techniques(ablation: Ablation, say: Messages) -> Iterator[LadderRow]:
             continue
         pair = row.comparison
         came_in = row.verdict in KEPT
+        # A screen tries what it does not keep on top of all that it does, in whatever order.
+        on_top_of = so_far
+        if row.verdict is not Verdict.KEPT:
+            on_top_of = math.prod(
+                kept.comparison.ratio
+                for kept in ablation.kept
+                if kept.comparison and kept.choice.technique in row.on_top_of
+            )
         is_left_out = came_in and row.choice.technique in dropped
         yield LadderRow(
             kind="technique",
@@ -117,9 +125,9 @@ def _techniques(ablation: Ablation, say: Messages) -> Iterator[LadderRow]:
             verdict=say("verdict.left_out") if is_left_out else say.text(verdict_of(row)),
             is_kept=came_in and not is_left_out,
             times_baseline=(
-                so_far * pair.ratio if pair and pair.interval[1] <= MAX_RATIO_END else None
+                on_top_of * pair.ratio if pair and pair.interval[1] <= MAX_RATIO_END else None
             ),
-            whisker=_scaled(pair.interval, so_far) if pair else None,
+            whisker=_scaled(pair.interval, on_top_of) if pair else None,
         )
         if row.verdict is Verdict.KEPT and pair:
             so_far *= pair.ratio
