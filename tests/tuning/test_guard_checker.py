@@ -143,7 +143,9 @@ def test_functional_dropout_is_seen_to_act_under_a_recipe(tmp_path):
 
     assert check.passed, check.why
     looked = sorted(path.name for path in (tmp_path / "guard").glob("activity-*"))
-    assert looked == ["activity-baseline", "activity-candidate-0"]
+    assert len(looked) == 2
+    assert looked[0] == "activity-baseline"
+    assert looked[1].startswith("activity-candidate-")
 
 
 def test_script_without_dropout_is_spared_the_second_look(tmp_path):

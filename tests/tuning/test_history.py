@@ -31,6 +31,19 @@ def test_a_tuning_writes_down_what_it_found_of_each_technique(tmp_path):
     assert found["bf16_autocast"].script == "train"
 
 
+def test_a_tuning_that_goes_on_writes_down_only_what_is_new(tmp_path):
+    history = tmp_path / "history.jsonl"
+    about = {"only": BOTH, "history": history}
+    run(World({"bf16_autocast": 0.5}, interrupt_after=8), tmp_path / "out", **about)
+    before = read_history(history)
+
+    run(World({"bf16_autocast": 0.5}), tmp_path / "out", resume=True, **about)
+
+    found = [(one.technique, one.ratio, one.n) for one in read_history(history)]
+    assert before
+    assert len(found) == len({*found}) > len(before)
+
+
 def test_a_history_on_a_full_disk_lacks_a_tuning_which_ends_well_all_the_same(tmp_path):
     found = run(World({"bf16_autocast": 0.5}), tmp_path / "out", only=BOTH[:1])
 

@@ -135,6 +135,24 @@ def test_a_technique_that_ends_the_process_is_named_and_the_others_are_screened(
     assert {*ablation.recipe.names} == {"bf16_autocast", "torch_compile"}
 
 
+@pytest.mark.parametrize("ends", [{}, {"fused_optimizer": "killed"}])
+def test_a_tuning_that_goes_on_without_a_technique_uses_the_rest_of_its_screen(tmp_path, ends):
+    factors = {"bf16_autocast": 0.5, "fused_optimizer": 0.5, "torch_compile": 0.8}
+    about = {"ends": ends, "interrupt_after": 3}
+    run(ScreenedWorld(factors, **about), tmp_path, only=COMPUTE)
+
+    resumed = ScreenedWorld(factors)
+    ablation = run(resumed, tmp_path, only=COMPUTE, skip=("fused_optimizer",), resume=True)
+
+    rows = rows_of(ablation)
+    assert resumed.screens == 0
+    assert "fused_optimizer" not in rows
+    assert {*ablation.recipe.names} == {"bf16_autocast", "torch_compile"}
+    for name in ablation.recipe.names:
+        assert rows[name].comparison.source == "screen"
+        assert rows[name].comparison.ratio == pytest.approx(1 / factors[name], rel=0.05)
+
+
 def test_the_guard_rejects_one_and_the_rest_is_kept(tmp_path, monkeypatch):
     def check(_, recipe):
         is_wrong = "bf16_autocast" in recipe.names

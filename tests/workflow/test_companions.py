@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from flatout.records.ablation import Verdict
 from flatout.reporting.tuning.speedup_chart import ladder_rows
+from flatout.tuning.state import FIRST_PAIRS
 from tests.workflow.test_tune import World, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
@@ -40,3 +41,14 @@ def test_one_that_does_not_is_played_together_with_it(tmp_path):
     assert (alone.choice.technique, alone.verdict) == ("loader_workers", Verdict.TOGETHER)
     kept = {row.technique for row in ladder_rows(ablation) if row.is_kept}
     assert kept == {"baseline", "whole recipe", *ablation.recipe.names}
+
+
+def test_one_that_stays_open_after_its_companion_failed_gets_its_other_pairs(tmp_path):
+    factors = {"loader_workers": 0.94, "persistent_workers": 1.5}
+    world = Restarting(factors, noise=0.04, seed=6)
+
+    ablation = run(world, tmp_path, only=TECHNIQUES, budget_s=6000.0)
+
+    alone = [row for row in ablation.rows if row.choice.technique == "loader_workers"]
+    assert any(row.together_with for row in ablation.rows)  # the companion was played
+    assert max(row.comparison.n for row in alone) > FIRST_PAIRS

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,9 +14,11 @@ from flatout.records.profile import (
     PeakBytes,
     Spread,
 )
+from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import TECHNIQUE_NOTE, Applied, Outcome, Trial, Workload
 from flatout.reporting.tuning.verdict import verdict_of
+from flatout.tuning.policy import _drop_one
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 from tests.techniques import facts
 
@@ -385,6 +388,37 @@ def test_each_technique_that_came_in_together_is_left_out_once(tmp_path):
     dropped = {row.choice.technique for row in ablation.rows if row.stage == "drop"}
     assert dropped >= set(ablation.recipe.names)
     assert len(dropped) > 1
+
+
+def test_what_the_guard_rejects_is_taken_out_and_the_rest_is_played_together(tmp_path, monkeypatch):
+    def check(_, recipe):
+        is_wrong = "torch_compile" in recipe.names
+        return LossCheck(status="rejected" if is_wrong else "within", why="gradients differ")
+
+    monkeypatch.setattr("flatout.workflow.tune.GuardChecker.check", check)
+    world = World(SMALL, noise=0.04, seed=3)
+
+    ablation = run(world, tmp_path, only=tuple(SMALL), budget_s=6000.0)
+
+    joint = [{r.choice.technique, *r.together_with} for r in ablation.rows if r.together_with]
+    assert joint == [{*SMALL}, {*SMALL} - {"torch_compile"}]
+
+
+def test_a_row_of_what_was_left_out_again_has_the_readings_of_its_own_trials(tmp_path):
+    ablation = run(World(SMALL, noise=0.04, seed=3), tmp_path, only=tuple(SMALL), budget_s=6000.0)
+
+    for row in (row for row in ablation.rows if row.stage == "drop"):
+        factor = math.prod(SMALL[name] for name in row.on_top_of)
+        assert row.samples_per_s == pytest.approx(160 / factor, rel=0.15)
+        assert row.bound_ratio is None
+
+
+def test_the_only_technique_above_what_a_script_needs_is_left_out_by_the_confirmation_alone():
+    choices = [Choice(technique=name) for name in ("microbatching", "bf16_autocast")]
+    floor, recipe = Recipe(choices=(choices[0],)), Recipe(choices=tuple(choices))
+    state = SimpleNamespace(rows=[], recipe=recipe, floor=floor, passengers=set())
+
+    assert list(_drop_one(state)) == []  # asks for no trial, nor for the technique's row
 
 
 def test_technique_that_stays_open_gets_all_its_pairs(tmp_path):

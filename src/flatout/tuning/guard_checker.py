@@ -1,6 +1,7 @@
 """Does a recipe still train the same thing? Guard trials and the judge, for one tuning."""
 
 import collections
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -84,7 +85,9 @@ class GuardChecker:
         if not self._baseline or not self._repeat:
             return self.aa_check or LossCheck(status="not_compared")
         self.tell(words("trying.guard", recipe=recipe.label))
-        name = f"candidate-{len(self._verdicts)}"
+        # Not by its number: checks that an earlier tuning has answered are not counted here.
+        digest = hashlib.sha256(key_of(recipe).encode()).hexdigest()
+        name = f"candidate-{digest[:12]}"
         trial = self._trial(recipe, name)
         records = _records(trial)
         if not records:

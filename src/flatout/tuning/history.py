@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -92,8 +93,15 @@ def append_results(path: Path, ablation: Ablation, script: str, device: str) -> 
         for row in ablation.rows
         if row.stage == "add" and row.comparison and row.predicted_ratio and not row.together_with
     ]
-    if found:
-        # The first end of a line closes what a process that was killed may have left half written.
-        text = "".join(f"\n{json.dumps(to_plain(one))}" for one in found) + "\n"
-        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
-            file.write(text)
+    with contextlib.suppress(OSError, UserError):
+        # A tuning that is resumed brings what it brought before its end, too.
+        known = {_line(replace(one, at="")) for one in read_history(path)}
+        new = [_line(one) for one in found if _line(replace(one, at="")) not in known]
+        if new:
+            with path.open("a", encoding="utf-8") as file:
+                # The first end closes a line that a process which was killed left half written.
+                file.write("\n".join(["", *new, ""]))
+
+
+def _line(one: EarlierResult) -> str:
+    return json.dumps(to_plain(one))

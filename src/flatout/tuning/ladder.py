@@ -241,8 +241,8 @@ def _try(ladder: TuningState, candidate: Candidate) -> Asking[Trial | None]:
         if joint.verdict is Verdict.KEPT:
             why = words("row.no_gain_alone", technique=companion.choice.technique)
             place = ladder.rows.index(row)
-            ladder.rows[place] = replace(row, verdict=Verdict.TOGETHER, why=why)
-    elif row.verdict is Verdict.INCONCLUSIVE and match.failure is None:
+            ladder.rows[place] = row = replace(row, verdict=Verdict.TOGETHER, why=why)
+    if row.verdict is Verdict.INCONCLUSIVE and match.failure is None:
         ladder.undecided.append(Open(candidate=candidate, match=match, base=base, row=row))
     return match.failure
 
@@ -297,9 +297,11 @@ def _try_together(ladder: TuningState) -> Asking[None]:
     row, guilty = yield from settle_together(ladder, candidates, recipe, match)
     if guilty:
         ladder.undecided = [x for x in ladder.undecided if x.candidate.choice.label not in guilty]
+        ladder.bundled = frozenset()  # the rest alone was not played yet
         yield from _try_together(ladder)
     if row.verdict is Verdict.KEPT:
-        ladder.undecided.clear()
+        came_in = _labels(bundle)
+        ladder.undecided = [x for x in ladder.undecided if x.candidate.choice.label not in came_in]
         why = words("row.undecided_alone", technique=row.choice.technique)
         for item in bundle[:-1]:
             place = ladder.rows.index(item.row)

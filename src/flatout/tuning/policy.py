@@ -248,9 +248,10 @@ def _drop_one(state: TuningState) -> Asking[None]:
     last = kept[-1].choice if kept and _came_in_alone(kept[-1]) else None
     # Passengers first: nothing was proven of them.
     for choice in sorted(state.recipe.choices, key=lambda x: x.technique not in state.passengers):
-        if choice in state.floor.choices or choice == last or len(state.recipe.choices) < 2:
+        # To leave out the only one is what the confirmation does.
+        is_only = len(state.recipe.choices) < 2 + len(state.floor.choices)
+        if choice in state.floor.choices or choice == last or is_only:
             continue
-        # Of a technique that came in with others, its own row is the earlier one.
         row = next(row for row in reversed(state.rows) if row.choice == choice)
         if not state.has_time() or _is_sure(row):
             continue
@@ -289,10 +290,11 @@ def _judge_drop(state: TuningState, row: Row, match: Match, without: Recipe) -> 
             comparison=match.comparison,
             loss_check=LossCheck(status="skipped"),
             predicted_ratio=None,
+            bound_ratio=None,
             startup_s=0.0,
             break_even_steps=None,
             why=why,
-        )
+        ).seen(match.candidate)
     )
     if match.decision not in (Decision.NO_EFFECT, Decision.WORSE):
         return

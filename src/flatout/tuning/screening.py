@@ -213,14 +213,16 @@ def _screen(
         # A technique that was switched off in a process that went on is no reason for another one.
         if not last.get("ended_early") or not new or len(choices) < FEWEST:
             break
-    usable = [x for x in blocks if not {*x.on} & {*lost, *refused}]
+    # A tuning that is resumed may leave out what its screen had.
+    labels = {x.choice.label for x in chosen}
+    usable = [x for x in blocks if {*x.on} <= labels - {*lost, *refused}]
     credit = [x for x in credit if x in usable]
     effects, best, fit = judge(usable, credit, choices, last)
     return Screened(
         effects=effects,
         best=best,
         refused=refused,
-        failed=lost,
+        failed={label: why for label, why in lost.items() if label in labels},
         startup_s=startup_s,
         credit=credit,
         blocks=usable,
