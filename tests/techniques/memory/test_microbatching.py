@@ -154,6 +154,15 @@ class Barely(TimeFirst):
         return 1 + 1e-2 * super().forward(x)
 
 
+class Balanced(nn.Linear):
+    """Keeps a loss on itself, as mixtures of experts do."""
+
+    def forward(self, x):
+        out = super().forward(x.mean(1))
+        self.balance = out.softmax(1).mean(0).square().sum()
+        return out
+
+
 class Stateful(TimeFirst):
     """Goes on from a state of as many samples as a batch has."""
 
@@ -167,7 +176,11 @@ class Stateful(TimeFirst):
 
 
 @pytest.mark.parametrize(
-    "make", [TimeFirst, Encoder, Carried, Barely, Stateful, lambda: Compared(8, 4)]
+    "make",
+    [
+        *(TimeFirst, Encoder, Carried, Barely, Stateful),
+        *(lambda: Compared(8, 4), lambda: Balanced(8, 4)),
+    ],
 )
 def test_what_is_no_batch_of_samples_is_run_whole_and_said(make):
     torch.manual_seed(0)

@@ -140,7 +140,10 @@ def _joins(call: Callable[..., Any], module: torch.nn.Module, whole: Any, sample
             expected = _rows_of(call(*batch[0], **batch[1]), count)
             if not all(map(torch.equal, before, random_streams())):
                 return True
+            kept = _kept(module)
             made = [_rows_of(call(*x, **named), batch_size((x, named))) for x, named in halves]
+            if not _are_close(_kept(module), kept, TOLERANCE):
+                return False
             beside = _rows_of(call(*changed[0], **changed[1]), count)
         except Exception:  # noqa: BLE001  it wants as many samples, as a state that is not split
             return False
@@ -148,6 +151,12 @@ def _joins(call: Callable[..., Any], module: torch.nn.Module, whole: Any, sample
     return _are_close(found, expected) and _are_close(
         [rows[half:] for rows in beside], [rows[half:] for rows in expected], TOLERANCE
     )
+
+
+def _kept(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return what modules keep of a call, as a loss to balance experts: it would be a part's."""
+    values = (value for inner in module.modules() for value in vars(inner).values())
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _rows_of(output: Any, rows: int) -> list[torch.Tensor]:
