@@ -34,7 +34,16 @@ store = torch.distributed.HashStore()
 torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
 """
 LEFT = "torch.distributed.destroy_process_group()\n"
+MODEL = (
+    "model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))\n"
+)
 COMPILED = """\
+class Net(torch.nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+
+
+model = Net(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
 model = torch.compile(model, backend="eager")
 torch.save(model.state_dict(), "compiled.pt")
 """
