@@ -118,6 +118,28 @@ def test_a_step_that_overflowed_changes_nothing_and_halves_the_scale(scaling):
     assert not optimizer.state
 
 
+def test_where_no_scale_helps_the_training_goes_on_in_fp32_and_says_so(scaling):
+    model, technique = network(), Fp16Autocast()
+    technique.scalings.append(scaling)
+    optimizer, backward = torch.optim.SGD(model.parameters(), lr=0.1), scaled_backward(scaling)
+    seen = []
+    model[0].register_forward_hook(lambda _m, _args, out: seen.append(out.dtype))
+    call = technique.forward(model, model)
+    lost = 14  # from 8192 down to 1, and that one
+
+    for number in range(lost + 1):
+        optimizer.zero_grad()
+        loss = call(torch.ones(2, 8)).square().mean()
+        backward(loss * (float("inf") if number < lost else 1.0))
+        before = model[0].weight.clone()
+        optimizer.step()
+
+    assert seen == [torch.float16] * lost + [torch.float32]
+    assert not torch.equal(model[0].weight, before)
+    with pytest.raises(NotApplicable, match=f"given up after {lost} steps"):
+        technique.end()
+
+
 def test_after_a_step_that_overflowed_gradients_are_there_and_zero(scaling):
     """A script may clear them with `p.grad.zero_()`, or log their norm."""
     model = network()

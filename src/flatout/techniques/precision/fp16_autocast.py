@@ -73,6 +73,7 @@ Step the scheduler only where the scale did not fall.
     """Factor of the first losses, a power of two; it adapts."""
     lowered: list[Any] = process_state(list)
     """Weak references to the roots between their first call and the backward after it."""
+    scalings: "list[LossScaling]" = process_state(list)
 
     def __post_init__(self) -> None:
         if self.initial_scale < 1 or self.initial_scale & (self.initial_scale - 1):
@@ -105,7 +106,14 @@ Step the scheduler only where the scale did not fall.
         if any(hasattr(p, "to_local") for p in root.parameters()):
             raise NotApplicable("sharded parameters: each rank would skip steps on its own")
         self.lowered.append(weakref.ref(root))
-        return autocast_fp16(call, device_type)
+        lowered = autocast_fp16(call, device_type)
+
+        @functools.wraps(call)
+        def call_lowered(*args: Any, **kwargs: Any) -> Any:
+            is_given_up = any(scaling.is_given_up for scaling in self.scalings)
+            return (call if is_given_up else lowered)(*args, **kwargs)
+
+        return call_lowered
 
     def backward(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Scale the losses of the models whose calls were lowered."""
@@ -116,7 +124,18 @@ Step the scheduler only where the scale did not fall.
         optimizer_swap.need_all("fp16_autocast, which skips steps whose gradients overflowed,")
         roots = [root for reference in self.lowered if (root := reference()) is not None]
         self.lowered.clear()
-        return LossScaling(self.initial_scale, self.lowered).install(call, roots)
+        self.scalings.append(LossScaling(self.initial_scale, self.lowered))
+        return self.scalings[-1].install(call, roots)
+
+    def end(self) -> str:
+        """Return how many steps changed nothing."""
+        skipped = sum(scaling.skipped for scaling in self.scalings)
+        if any(scaling.is_given_up for scaling in self.scalings):
+            raise NotApplicable(
+                f"gradients overflow in fp16 unscaled too: it was given up after {skipped} steps "
+                "that changed nothing"
+            )
+        return f"gradients overflowed in {skipped} steps, which changed nothing" if skipped else ""
 
 
 def lacks_fp16(profile: Profile, machine: Machine) -> bool:
@@ -147,6 +166,8 @@ class LossScaling:
         """Weak references to models that the next backward may be the first one of."""
         self.skipped = 0
         """Steps that changed nothing because their gradients had overflowed."""
+        self.is_given_up = False
+        """Whether they did at a scale of 1: the training goes on in fp32."""
         self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
         self._walks = 0
         self._groups: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
@@ -185,8 +206,9 @@ class LossScaling:
         @functools.wraps(backward)
         def scaled(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs)
-            if given.arguments.get("create_graph"):
-                return backward(*args, **kwargs)  # its gradients are differentiated again
+            # The gradients of one that creates a graph are differentiated again.
+            if given.arguments.get("create_graph") or self.is_given_up:
+                return backward(*args, **kwargs)
             tensors = given.arguments["tensors"]
             many = (tensors,) if hasattr(tensors, "grad_fn") else tuple(tensors)
             self._begin(many)
@@ -252,7 +274,7 @@ class LossScaling:
 
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._depth += 1
-        if self._depth > 1:
+        if self._depth > 1 or self.is_given_up:
             return
         own = [p for group in optimizer.param_groups for p in group["params"]]
         unknown = [p for p in own if p.grad is not None and not self._knows(p)]
@@ -280,6 +302,7 @@ class LossScaling:
     def _adapt(self, *, is_skipped: bool) -> None:
         if is_skipped:
             self.skipped += 1
+            self.is_given_up = self.scale <= 1
             self.scale, self._clean_steps = max(1.0, self.scale / 2), 0
             return
         self._clean_steps += 1
@@ -389,6 +412,11 @@ fp16_autocast, which skips steps whose gradients overflowed,
     그래디언트가 오버플로한 스텝을 건너뛰는 fp16_autocast
 sharded parameters: each rank would skip steps on its own
     파라미터가 샤딩되어 있어 랭크마다 따로 스텝을 건너뛰게 됩니다
+gradients overflow in fp16 unscaled too: it was given up after {n} steps that changed nothing
+    그래디언트가 스케일 없이도 fp16에서 오버플로해, 아무것도 바꾸지 못한 {n}스텝 뒤에 fp32로
+    돌아갔습니다
+gradients overflowed in {n} steps, which changed nothing
+    {n}스텝에서 그래디언트가 오버플로해 그 스텝들은 아무것도 바꾸지 않았습니다
 initial_scale={scale} is no power of two; try 8192
     initial_scale={scale}은(는) 2의 거듭제곱이 아닙니다. 8192를 써 보세요
 """
