@@ -14,13 +14,19 @@ if TYPE_CHECKING:
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
-    """Set the random streams of this process back at the end, those of its GPUs too."""
+    """Set the random streams of this process back at the end, those of its GPUs too.
+
+    The casts that autocast has kept are forgotten. Those of calls without gradients have none, and
+    the script's own call would take them: torch 2.9 gives such weights no gradient (pytorch issue
+    158232), later ones choose other operators, which a second run for checkpointing does not.
+    """
     before = [(put, read()) for read, put in _streams().values()]
     try:
         yield
     finally:
         for put, state in before:
             put(state)
+        sys.modules["torch"].clear_autocast_cache()
 
 
 def stream_states() -> dict[str, Any]:
