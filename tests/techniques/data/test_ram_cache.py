@@ -97,6 +97,7 @@ def test_random_samples_without_a_file_to_decode_are_left_alone():
         (Epochs(), "set_epoch"),
         (TensorDataset(torch.zeros(3)), "in memory already"),
         ([1, 2, 3], "in memory already"),
+        (torch.zeros(3, 2), "in memory already"),
         (Numbers(0), "empty"),
     ],
 )

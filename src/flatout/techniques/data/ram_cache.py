@@ -233,11 +233,12 @@ def kept_share(loaders: Sequence[LoaderFacts], budget_bytes: float) -> float:
 
 def check_dataset(dataset: Any) -> None:
     """Make sure that a data set is map-style and makes its samples when asked."""
+    from torch import Tensor
     from torch.utils.data import IterableDataset, TensorDataset
 
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise NotApplicable("the data set is iterable: its samples have no numbers to keep them by")
-    if isinstance(dataset, TensorDataset | list | tuple):
+    if isinstance(dataset, TensorDataset | Tensor | list | tuple):
         raise NotApplicable("the samples lie in memory already")
     try:
         len(dataset)
