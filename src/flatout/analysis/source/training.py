@@ -74,6 +74,19 @@ def backward_loss(  # noqa: PLR0911  one kind of call a line
     return owner
 
 
+def loss_names(loss: ast.expr) -> set[str]:
+    """Return the names of what a backward starts from: of `scaler.scale(loss / steps)` the loss."""
+    if isinstance(loss, ast.Call) and last_name(loss.func) == "scale" and loss.args:
+        return loss_names(loss.args[0])
+    if isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Add | ast.Sub):
+        return loss_names(loss.left) | loss_names(loss.right)
+    if isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div):
+        return loss_names(loss.left)
+    made = (each.func for each in ast.walk(loss) if isinstance(each, ast.Call))
+    called = {func.id for func in made if isinstance(func, ast.Name)}
+    return {root_name(loss)} - {"", "self", "scaler"} - called
+
+
 def backwards(script: Script) -> list[ast.Call]:
     """Return the calls that run a backward pass."""
     found = script.methods("backward")
@@ -230,7 +243,7 @@ def device_tensors(script: Script, part: ast.AST, calls: list[ast.Call]) -> set[
     tensors and functions of torch. What another function makes of a tensor may be a number.
     """
     losses = (backward_loss(script, call) for call in calls)
-    known = {root_name(loss) for loss in losses if loss is not None} - {"", "self", "scaler"}
+    known = {name for loss in losses if loss is not None for name in loss_names(loss)}
     called = models(script)
     assigned = [(t, each.value) for each in script.within(part, ast.Assign) for t in each.targets]
     assigned += [(each.target, each.value) for each in script.within(part, ast.AugAssign)]

@@ -31,6 +31,15 @@ def test_a_loss_kept_with_its_graph_is_found_and_detached_safely(line, after):
 
 
 @pytest.mark.parametrize(
+    "backward", ["scaler.scale(loss).backward()", "((loss + extra) / steps).backward()"]
+)
+def test_a_loss_that_is_scaled_or_divided_for_its_backward_is_found_too(backward):
+    text = STEP.format(line="total += loss").replace("loss.backward()", backward)
+
+    assert codes_in(text) == {"MEM01": [8]}
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "total += loss.detach()",

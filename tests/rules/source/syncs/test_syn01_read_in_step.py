@@ -55,6 +55,13 @@ def test_rare_reads_and_reads_of_other_things_are_left_alone(line):
     assert "SYN01" not in codes_in(script(line))
 
 
+@pytest.mark.parametrize("backward", ["scaler.scale(loss).backward()", "(loss / steps).backward()"])
+def test_a_loss_that_is_scaled_or_divided_for_its_backward_is_read_too(backward):
+    text = script("total += loss.item()").replace("loss.backward()", backward)
+
+    assert codes_in(text)["SYN01"] == [10]
+
+
 def test_a_step_in_a_function_that_a_loop_calls_is_a_step():
     text = """
 import torch

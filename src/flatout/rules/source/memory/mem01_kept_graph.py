@@ -5,7 +5,13 @@ from collections.abc import Iterator
 
 from flatout.analysis.source.edits import replaced, safe
 from flatout.analysis.source.script import Issue, Script, names_in
-from flatout.analysis.source.training import StepPart, backward_loss, has_graph, step_parts
+from flatout.analysis.source.training import (
+    StepPart,
+    backward_loss,
+    has_graph,
+    loss_names,
+    step_parts,
+)
 
 
 def check(script: Script) -> Iterator[Issue]:
@@ -50,11 +56,8 @@ def _is_made_in(script: Script, part: StepPart, name: str) -> bool:
 
 
 def _losses(script: Script, part: StepPart) -> frozenset[str]:
-    found = {
-        loss.id
-        for call in part.backwards
-        if isinstance(loss := backward_loss(script, call), ast.Name)
-    }
+    losses = (backward_loss(script, call) for call in part.backwards)
+    found = {name for loss in losses if loss is not None for name in loss_names(loss)}
     return frozenset(found & part.tensors)
 
 
