@@ -26,6 +26,18 @@ def test_models_that_are_switched_and_others_are_left_alone():
     assert codes_in(EPOCHS.format(first="pass", last="pass")) == {}
 
 
+def test_a_teacher_stays_in_evaluation_mode():
+    text = EPOCHS.format(first="net.train()\n    teacher.eval()", last="pass")
+    loss = "(net(x) - teacher(x)).sum().backward()"
+    below = "net(x).backward()\n        with torch.no_grad():\n            teacher(x)"
+    optimizer = "import torch\noptimizer = torch.optim.SGD(net.parameters())"
+
+    assert codes_in(text.replace("net(x).backward()", below)) == {}
+    text = text.replace("net(x).backward()", loss)
+    assert codes_in(text) == {"MEM03": [5]}
+    assert codes_in(text.replace("import torch", optimizer)) == {}
+
+
 def test_an_epoch_that_evaluates_first_is_switched_before_it_trains():
     text = EPOCHS.format(first="net.eval()", last="pass")
 

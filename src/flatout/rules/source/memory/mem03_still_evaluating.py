@@ -4,8 +4,8 @@ import ast
 from collections.abc import Iterator
 
 from flatout.analysis.source.edits import insert_before, suggested
-from flatout.analysis.source.script import Issue, Script
-from flatout.analysis.source.training import step_parts
+from flatout.analysis.source.script import Issue, Script, argument, names_in
+from flatout.analysis.source.training import StepPart, is_without_gradients, step_parts
 
 
 def check(script: Script) -> Iterator[Issue]:
@@ -25,7 +25,7 @@ def check(script: Script) -> Iterator[Issue]:
             if model in trains_again or part.node in script.ancestors(call):
                 continue
             called = (script.source(each.func) for each in script.within(part.node, ast.Call))
-            if model not in called:
+            if model not in called or not _is_trained(script, part, model):
                 continue
             # Where the epoch evaluates first, the switch at its start would change nothing.
             first = part.node if call.lineno < part.node.lineno else epoch.body[0]
@@ -39,3 +39,17 @@ def check(script: Script) -> Iterator[Issue]:
                 fix=suggested(insert_before(script, first, f"{model}.train()")),
             )
             return
+
+
+def _is_trained(script: Script, part: StepPart, model: str) -> bool:
+    """Return whether a step trains a model: a teacher or a perceptual loss is only called."""
+    calls = [x for x in script.within(part.node, ast.Call) if script.source(x.func) == model]
+    given = (
+        argument(made, "params", 0)
+        for made in script.calls("torch.optim.")
+        if script.scope(made) is script.scope(part.node)
+        and not script.called(made).startswith("torch.optim.lr_scheduler.")
+    )
+    names = [names_in(each) | names_in(script.origin(each)) for each in given if each is not None]
+    is_given = not names or any(model.rpartition(".")[2] in each for each in names)
+    return is_given and not all(is_without_gradients(script, call) for call in calls)
