@@ -38,12 +38,11 @@ def check(script: Script) -> Iterator[Issue]:
             or not script.called(made).rpartition(".")[2][0].isupper()
         ):
             continue
-        for each in block[block.index(statement) + 1 :]:
-            if not isinstance(each, ast.Assign):
-                continue
+        after = block[block.index(statement) + 1 :]
+        below = [each for each in after if isinstance(each, ast.Assign)]
+        made_again = [at for at, each in enumerate(below) if _optimizes(script, each.value, model)]
+        for each in below[made_again[-1] + 1 if made_again else 0 :]:
             target = each.targets[0]
-            if script.called(each.value).startswith("torch.optim."):
-                break  # made again
             is_layer = LAYERS.search(script.called(each.value)) and not _keeps(each.value, model)
             if is_layer and isinstance(target, ast.Attribute) and root_name(target) == model:
                 yield Issue(
@@ -54,6 +53,14 @@ def check(script: Script) -> Iterator[Issue]:
                     ),
                     instead="change the model first, then make the optimizer",
                 )
+
+
+def _optimizes(script: Script, made: ast.expr, model: str) -> bool:
+    """Return whether an optimizer is made of a model."""
+    if not isinstance(made, ast.Call) or not script.called(made).startswith("torch.optim."):
+        return False
+    given = argument(made, "params", 0)
+    return given is not None and model in names_in(given)
 
 
 def _keeps(made: ast.expr, model: str) -> bool:
