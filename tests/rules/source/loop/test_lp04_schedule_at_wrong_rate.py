@@ -28,6 +28,13 @@ def test_a_schedule_of_epochs_that_steps_on_every_batch_is_found():
     assert found(COSINE, after=STEP) == {"LP04": [11]}
 
 
+def test_an_epoch_of_a_fold_may_be_a_single_step_on_all_data():
+    text = LOOP.format(made=COSINE, before="pass", after=STEP, outer="pass")
+    folds = text.replace("epoch in range(epochs)", "fold in range(5)")
+
+    assert codes_in(folds.replace("x in loader", "epoch in range(args.epochs)")) == {}
+
+
 def test_a_schedule_of_batches_that_steps_once_an_epoch_is_found():
     assert found(CYCLE, outer=STEP) == {"LP04": [12]}
 

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from flatout.analysis.source.script import Issue, Script, argument, last_name
+from flatout.analysis.source.script import Issue, Script, argument, last_name, names_in
 from flatout.analysis.source.training import (
     StepPart,
     is_optimizer_step,
@@ -31,7 +31,10 @@ def check(script: Script) -> Iterator[Issue]:
         nested = part is not None and bool(script.loops(part.node))
         length = LENGTHS.get(kind)
         counted = length and argument(made, *length)
-        if each_step and nested and counted and EPOCHS.match(last_name(counted)):
+        # `for epoch in range(epochs)` within a loop over folds: an epoch is a step on all data.
+        rounds = names_in(part.node.iter) if part and isinstance(part.node, ast.For) else set()
+        by_epoch = last_name(counted) not in rounds and EPOCHS.match(last_name(counted))
+        if each_step and nested and counted and by_epoch:
             yield Issue(
                 node=call,
                 because=(
