@@ -20,7 +20,16 @@ def script(device="cuda", more="", copy="x.to(device)"):
     return LOOP.format(device=device, more=more, copy=copy)
 
 
-@pytest.mark.parametrize("copy", ["x.to(device)", "x.cuda()", "batch[0].to('cuda:0')"])
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "x.to(device)",
+        "x.cuda()",
+        "batch[0].to('cuda:0')",
+        "{name: value.to(device) for name, value in batch.items()}",
+        "[part.to(device) for part in batch]",
+    ],
+)
 def test_a_copy_from_pageable_memory_is_found_at_the_loader(copy):
     assert codes_in(script(copy=copy)) == {"DL16": [6]}
 
