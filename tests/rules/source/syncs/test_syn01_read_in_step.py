@@ -83,8 +83,38 @@ def test_without_a_device_there_is_nothing_to_wait_for():
 
 def test_the_fix_keeps_a_sum_on_the_device_only_where_it_is_shown_alone():
     assert "total += loss.detach()" in fixed(script("total += loss.item()"), "SYN01")
-    rounded = script("total += loss.item()") + "history.append(round(total))\n"
-    assert fixed(rounded, "SYN01") == rounded
+    shown = "mean = total / len(loader)\nprint(f'{mean:.3f}')\n"
+    assert "total += loss.detach()" in fixed(script("total += loss.item()") + shown, "SYN01")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "history.append(round(total))",
+        "mean = total / len(loader)\nhistory.append(mean)",
+        "history[0] = total",
+    ],
+)
+def test_a_sum_that_is_kept_for_a_plot_stays_a_number(use):
+    text = f"{script('total += loss.item()')}{use}\n"
+
+    assert fixed(text, "SYN01") == text
+
+
+def test_a_sum_that_is_returned_stays_a_number():
+    text = """
+import torch
+def train():
+    total = 0.0
+    for x in loader:
+        loss = model(x.cuda())
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    return total / len(loader)
+"""
+    assert "SYN01" in codes_in(text)
+    assert fixed(text, "SYN01") == text
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,15 @@ def _fix(script: Script, call: ast.Call) -> Fix | None:
         return None
     total = parent.target.id  # type: ignore[attr-defined]
     place = script.function(call) or script.tree
-    # A number is asked for where the sum is rounded, compared or put into a record.
-    for node in script.within(place, ast.Call, ast.Compare, ast.Dict):
-        if node is not call and total in names_in(node) and not _is_shown(node):
+    sums = {total}
+    for made in script.within(place, ast.Assign):
+        if names_in(made.value) & sums and not isinstance(made.value, ast.Call):  # the mean of it
+            sums |= {each.id for each in made.targets if isinstance(each, ast.Name)}
+    # A number is asked for where the sum is rounded, compared, returned or put into a record.
+    asking: tuple[type[ast.AST], ...] = (ast.Call, ast.Compare, ast.Dict, ast.Return, ast.Assign)
+    for node in script.within(place, *asking):
+        is_kept = not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name)
+        if node is not call and is_kept and sums & names_in(node) and not _is_shown(node):
             return None
     return suggested(replaced(script, call, f"{script.source(call.func.value)}.detach()"))
 
