@@ -45,6 +45,28 @@ def test_it_is_silent_where_gradients_are_off_or_wanted(changes):
     assert "MEM02" not in codes_in(script(**changes))
 
 
+@pytest.mark.parametrize(
+    "frozen",
+    [
+        "model.requires_grad_(False)",
+        "for p in model.parameters():\n    p.requires_grad = False",
+    ],
+)
+def test_it_is_silent_where_the_model_has_nothing_that_asks_for_a_gradient(frozen):
+    loop = "model.eval()\nfor x in loader:\n    out = model(x)\n"
+
+    assert codes_in(f"import torch\n{loop}") == {"MEM02": [3]}
+    assert codes_in(f"import torch\n{frozen}\n{loop}") == {}
+
+
+def test_it_is_silent_where_an_attack_that_the_loop_calls_takes_gradients():
+    attack = "def attack(model, x):\n    model(x).sum().backward()\n    return x.grad\n"
+    text = script(line="out = attack(model, x)")
+
+    assert codes_in(text) == {"MEM02": [9]}
+    assert "MEM02" not in codes_in(text + attack)
+
+
 def test_it_is_silent_where_the_callers_turn_gradients_off():
     text = script() + "with torch.no_grad():\n    evaluate(m, l)\n"
 
