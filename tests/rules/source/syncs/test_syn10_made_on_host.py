@@ -50,3 +50,10 @@ def test_other_conversions_are_left_alone(expression):
 @pytest.mark.parametrize("size", ["1", "(1,)", "2, 3", "8, 128"])
 def test_a_scalar_or_a_counter_costs_no_more_than_a_launch(size):
     assert "SYN10" not in codes_in(f"import torch\nx = torch.zeros({size}).cuda()\n")
+
+
+@pytest.mark.parametrize(
+    "made", ["arange(0, 100_000)", "randint(0, 10, (4096, 64))", "full((2000, 9), 0)"]
+)
+def test_a_zero_among_the_arguments_makes_no_small_tensor(made):
+    assert "SYN10" in codes_in(f"import torch\nx = torch.{made}.cuda()\n")

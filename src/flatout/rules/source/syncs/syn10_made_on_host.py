@@ -44,7 +44,8 @@ def _is_small(made: ast.Call) -> bool:
     sizes = [each for arg in made.args for each in getattr(arg, "elts", [arg])]
     numbers = [constant(each) for each in sizes]
     known = [number for number in numbers if isinstance(number, int)]
-    return len(known) == len(sizes) > 0 and math.prod(known) <= SMALL
+    # `arange(0, n)`, `randint(0, 9, ...)` and `full(..., 0)` begin, draw and are filled with 0.
+    return len(known) == len(sizes) > 0 and math.prod(max(1, each) for each in known) <= SMALL
 
 
 def _fix(script: Script, move: ast.Call, made: ast.Call, name: str) -> Fix | None:
