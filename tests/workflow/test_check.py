@@ -472,3 +472,12 @@ def losses(path):
     done = ran(command, check=True)
     assert done.stderr.count("\n") == 8
     return done.stderr, done.stdout
+
+
+def test_a_notebook_is_not_taken_for_an_expression_of_python(project):
+    (project / "train.ipynb").write_text('{"cells": [{"source": ["import torch"]}]}')
+
+    found = check([Path("train.ipynb")])
+
+    assert "nbconvert" in why(found)["train.ipynb"]
+    assert found.exit_code == 2

@@ -40,6 +40,7 @@ MAX_SETTINGS_BYTES = 1 << 17
 """Of a pyproject.toml: tomllib takes quadratic time for long dotted keys."""
 MOST_REMEMBERED = 50_000
 """Files in the cache; most have no findings and take 100 bytes."""
+NOTEBOOK = "a notebook; jupyter nbconvert --to script writes it as Python"
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
@@ -157,6 +158,8 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _read(path: Path, *, is_named: bool) -> _File:
+    if path.suffix == ".ipynb":  # its JSON may parse as Python, without one statement of its cells
+        return _File(path, not_analysable=NOTEBOOK, is_named=is_named)
     try:
         data = read_bytes(path)
     except NotAnalysableError as error:
