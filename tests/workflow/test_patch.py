@@ -572,3 +572,24 @@ def test_each_model_of_a_list_is_changed_in_its_round(patched):
     new, _ = patched(Choice(technique="channels_last"), text=SCRIPT[:start] + rounds)
 
     assert "    model.to(memory_format=torch.channels_last)\n    for epoch" in new
+
+
+def test_torch_refuses_fused_and_foreach_together_so_one_is_taken_back(patched):
+    text = SCRIPT.replace("lr=1e-3,", "lr=1e-3,\n    foreach=True,")
+
+    new, left_out = patched(Choice(technique="fused_optimizer"), text=text)
+
+    assert left_out == ()
+    assert "    foreach=None,\n    fused=True,\n" in new
+
+
+def test_a_loader_without_workers_is_not_told_to_keep_them(patched):
+    text = SCRIPT.replace("shuffle=True)", "num_workers=workers)")
+    text = text.replace("model = Net", "other = DataLoader(more, batch_size=8)\nmodel = Net")
+    text = text.replace("x, y in loader", "(x, y), z in zip(loader, other)")
+
+    new, left_out = patched(Choice(technique="persistent_workers"), text=text)
+
+    assert left_out == ()
+    assert "num_workers=workers, persistent_workers=True)" in new
+    assert "other = DataLoader(more, batch_size=8)\n" in new

@@ -10,6 +10,7 @@ from flatout.analysis.source.edits import (
     add_argument,
     insert_after_import,
     insert_before,
+    replaced,
     set_argument,
     wrap,
 )
@@ -30,6 +31,7 @@ from flatout.analysis.source.training import (
     step_parts,
     train_loaders,
     uses_device,
+    worker_count,
 )
 from flatout.records.finding import Edit, Fix
 from flatout.records.technique import SourceForm
@@ -90,6 +92,9 @@ MOST_BY_PLACE = 5
 """Arguments of a `DataLoader` before its number of workers."""
 
 
+OF_WORKERS = frozenset({"persistent_workers", "prefetch_factor"})
+
+
 def _loader_edits(
     script: Script, parts: Sequence[StepPart], arguments: Mapping[str, str]
 ) -> list[Edit | None]:
@@ -97,6 +102,9 @@ def _loader_edits(
     for call in _loaders(script, parts):
         if has_unpacked(call) or len(call.args) > MOST_BY_PLACE:
             return [None]  # it may be given what is to be added
+        needs_workers = OF_WORKERS & set(arguments) and "num_workers" not in arguments
+        if needs_workers and worker_count(call) == 0:
+            continue  # torch refuses it to a loader without workers
         written = {keyword.arg for keyword in call.keywords}
         for name, value in arguments.items():
             if name in written:
@@ -131,11 +139,15 @@ def _optimizer_edits(script: Script, form: SourceForm) -> list[Edit | None]:
     used = [call for call in made if id(call) in stepped] or (made if len(made) == 1 else [])
     if any(map(has_unpacked, used)):
         return [None]
-    return [
+    edits = [
         set_argument(script, call, name, value)
         for call in used
         for name, value in form.optimizer.items()
-    ] or [None]
+    ]
+    # Torch refuses both of them at once.
+    rivals = {"fused", "foreach"} - form.optimizer.keys()
+    given = [argument(call, name) for call in used for name in rivals]
+    return [*edits, *(replaced(script, each, "None") for each in given if each)] or [None]
 
 
 def _start_edit(script: Script, line: str) -> Edit | None:
