@@ -36,6 +36,7 @@ COMMANDS = {
     "measure": ["-m", "flatout", "measure", "--quick", "--json", "m.json", "--html", "m.html"],
     "tune": ["-m", "flatout", "tune", "--budget", "20s", "--accept-load", "--out", "out"],
     "survey": ["-m", "flatout", "survey", "--budget", "5s", "--accept-load", "--json", "s.json"],
+    "plan": ["-m", "flatout", "plan", "--gpu", "24GiB", "--json", "p.json", "--html", "p.html"],
     "run": ["-m", "flatout", "run", "--with", "recipe.toml"],
     "apply": [],
 }

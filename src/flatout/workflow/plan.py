@@ -39,6 +39,7 @@ from flatout.records.messages import Sentence, recognised, words
 from flatout.records.plan import MAX_BATCH, LargestBatch, Plan
 from flatout.records.profile import Profile, profile_from_json
 from flatout.records.recipe import Choice, Recipe
+from flatout.records.secrets import hide_in_words
 from flatout.records.technique import hook_points_of
 
 TECHNIQUES_S = 10.0
@@ -134,7 +135,8 @@ def plan(
         setup = Setup(stream=stream, ground=ground, at=at)
         setup, tried = tracer.with_techniques(replace(setup, finds_batches=options.fit))
         tell("replaying")
-        found = planner.plan_of(" ".join([target, *arguments]), setup, fit=options.fit)
+        shown = " ".join([target, *hide_in_words(arguments)])
+        found = planner.plan_of(shown, setup, fit=options.fit)
         if model is not None and options.fit:
             found = tracer.checked(found, model, setup)
         if ground.ranks > 1:
