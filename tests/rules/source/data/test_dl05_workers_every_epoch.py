@@ -35,6 +35,20 @@ def test_a_single_epoch_is_left_alone():
     assert codes_in(text) == {}
 
 
+def test_workers_of_a_loader_that_each_epoch_makes_cannot_stay():
+    text = """
+from torch.utils.data import DataLoader
+for {first} in range(3):
+    loader = DataLoader(data, num_workers=2)
+    {second}
+        for batch in loader:
+            train(batch)
+"""
+
+    assert codes_in(text.format(first="epoch", second="if True:")) == {}
+    assert codes_in(text.format(first="fold", second="for epoch in range(9):")) == {"DL05": [4]}
+
+
 def test_a_loader_that_should_have_no_workers_is_not_told_to_keep_them():
     text = """
 from torch.utils.data import DataLoader, TensorDataset

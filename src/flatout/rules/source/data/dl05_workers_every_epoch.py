@@ -21,7 +21,7 @@ def check(script: Script) -> Iterator[Issue]:
             continue  # it should have no workers at all: DL03
         if kept is not None and constant(kept) is not False:
             continue
-        if not any(is_repeated(script, loop) for loop in loops_over(script, call)):
+        if not any(is_repeated(script, loop, call) for loop in loops_over(script, call)):
             continue
         yield Issue(
             node=call,
@@ -34,6 +34,6 @@ def check(script: Script) -> Iterator[Issue]:
         )
 
 
-def is_repeated(script: Script, loop: ast.For) -> bool:
-    """Return whether a loop is within another one."""
-    return bool(script.loops(loop))
+def is_repeated(script: Script, loop: ast.For, loader: ast.Call) -> bool:
+    """Return whether a loop is within another one that does not make the loader again as well."""
+    return not set(script.loops(loop)) <= set(script.loops(loader))
