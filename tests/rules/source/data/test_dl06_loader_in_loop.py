@@ -1,3 +1,5 @@
+import textwrap
+
 import pytest
 
 from tests.rules.source.scenario import codes_in
@@ -35,6 +37,14 @@ def test_one_look_one_iterator_and_other_things_are_left_alone(text):
 def test_a_loader_of_each_epoch_is_found_where_workers_start():
     assert codes_in(TRAIN.format(made="loader = DataLoader(d, num_workers=n)"))["DL06"] == [5]
     assert "DL06" not in codes_in(TRAIN.format(made="loader = DataLoader(d)"))
+
+
+def test_a_loader_of_each_fold_has_samples_of_its_own():
+    head, epochs = TRAIN.format(made="pass").split("for epoch")
+    made = "for fold in range(5):\n    loader = DataLoader(d[fold], num_workers=n)\n"
+    text = head + made + textwrap.indent(f"for epoch{epochs}", "    ")
+
+    assert "DL06" not in codes_in(text)
 
 
 def test_the_only_batch_of_a_loader_of_its_own_is_left_alone():

@@ -32,7 +32,8 @@ def check(script: Script) -> Iterator[Issue]:
                         instead="one iterator before the loop, and a new one when it is used up",
                     )
     parts = {part.node: part for part in step_parts(script)}
-    steps: set[ast.AST] = set(parts)
+    # In a loop over folds, with one over epochs below, a loader has samples of its own.
+    epochs = {loops[0] for part in parts if (loops := script.loops(part))}
     for call in train_loaders(script):
         inside = script.loops(call)
         step = next((parts[loop] for loop in inside if loop in parts), None)
@@ -40,7 +41,7 @@ def check(script: Script) -> Iterator[Issue]:
             if not runs_every_step(script, call, step):
                 continue  # an evaluation now and then
             because = "every step makes a loader of its own"
-        elif inside and may_have_workers(call) and not steps.isdisjoint(ast.walk(inside[-1])):
+        elif inside and may_have_workers(call) and inside[0] in epochs:
             because = "every epoch makes a loader of its own: its workers start again each time"
         else:
             continue
