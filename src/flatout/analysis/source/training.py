@@ -31,7 +31,10 @@ PERIODIC = re.compile(
 )
 """Words of a condition that does not hold in every step."""
 DEVICE = re.compile(r"device|cuda|gpu|rank", re.IGNORECASE)
-READS = frozenset({"item", "cpu", "numpy", "tolist", "detach_to_host", "size", "dim", "numel"})
+READS = frozenset(
+    {"item", "cpu", "numpy", "tolist", "detach_to_host", "size", "dim", "numel", "nelement"}
+    | {"is_contiguous", "is_floating_point", "is_complex", "get_device", "stride"}
+)
 """Methods whose result is no tensor on the device."""
 WITHOUT_GRAPH = frozenset(["detach", "data", "argmax", "max", "topk", "no_grad", "eq", "sign"])
 DESCRIBES = frozenset({"shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_cuda"})

@@ -23,7 +23,11 @@ def test_a_decision_by_a_tensor_is_found(test):
 
 @pytest.mark.parametrize(
     "test",
-    ["step % 10 == 0 and loss > 1", "loss is None", "loss.requires_grad", "len(x) > 3", "flag"],
+    [
+        *("step % 10 == 0 and loss > 1", "loss is None", "loss.requires_grad", "len(x) > 3"),
+        "flag",
+        *("loss.is_contiguous()", "loss.nelement() > 1", "loss.is_floating_point()"),
+    ],
 )
 def test_rare_decisions_and_those_of_the_host_are_left_alone(test):
     assert codes_in(STEP.format(test=test)) == {}
