@@ -29,6 +29,7 @@ def test_a_graph_that_is_kept_for_nothing_is_found_and_freed():
         f"{KEEP}\n    g = torch.autograd.grad(loss, x)",
         f"hidden = model(x)\n    {KEEP}",
         "loss.backward(retain_graph=args.keep)",
+        "loss.backward(retain_graph=True, create_graph=True)",
         f"for loss in losses: {KEEP}",
     ],
 )

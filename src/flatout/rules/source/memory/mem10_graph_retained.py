@@ -19,6 +19,8 @@ def check(script: Script) -> Iterator[Issue]:
         call = part.backwards[0]
         if constant(argument(call, "retain_graph", 1)) is not True:
             continue
+        if argument(call, "create_graph", 2) is not None:
+            continue  # gradients that are trained on, or penalised
         inner = script.loops(call)
         if inner and inner[0] is not part.node:
             continue  # a loop over outputs of one graph
