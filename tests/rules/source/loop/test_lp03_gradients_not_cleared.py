@@ -53,6 +53,12 @@ def test_gradients_cleared_in_any_way_are_left_alone(changes):
     assert codes_in(script(**changes)) == {}
 
 
+def test_an_optimizer_that_is_made_for_each_round_has_new_gradients():
+    made = "optimizer = torch.optim.SGD(copy(model).parameters())"
+
+    assert codes_in(script(first=made)) == {}
+
+
 def test_two_optimizers_in_turn_are_left_alone():
     text = """
 import torch

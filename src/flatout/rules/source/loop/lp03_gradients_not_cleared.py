@@ -37,6 +37,9 @@ def _missing(script: Script, part: StepPart) -> Iterator[Issue]:
     steps = [s for s in optimizer_steps(script, part.node) if "scaler" not in script.source(s)]
     if len(steps) != 1 or "accelerator" in script.source(part.backwards[0]):
         return
+    made = script.origin(steps[0].func.value)  # type: ignore[attr-defined]
+    if part.node in script.ancestors(made) and isinstance(made, ast.Call):
+        return  # an optimizer for each round, as for each task: its gradients are new
     owner = script.source(steps[0].func.value)  # type: ignore[attr-defined]
     yield Issue(
         node=steps[0],
