@@ -23,8 +23,15 @@ def test_a_collective_of_one_rank_is_found(test):
         "if world_size > 1:\n    dist.barrier()\n",
         "if rank == 0:\n    dist.send(x, 1)\n",
         "if rank == 0:\n    save()\ndist.barrier()\n",
+        "def f():\n    if rank == 0:\n        dist.barrier()\n        return\n    dist.barrier()\n",
         "if rank == 0:\n    def later():\n        dist.barrier()\n",
     ],
 )
 def test_what_all_ranks_reach_is_left_alone(text):
     assert codes_in(HEAD + text) == {}
+
+
+def test_a_collective_that_all_ranks_make_as_well_is_no_partner():
+    text = "dist.barrier()\nif rank == 0:\n    save()\n    dist.barrier()\n"
+
+    assert codes_in(HEAD + text) == {"DS10": [5]}

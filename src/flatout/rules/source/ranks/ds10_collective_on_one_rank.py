@@ -30,7 +30,10 @@ def check(script: Script) -> Iterator[Issue]:
         partners = [
             each
             for each in script.within(place, ast.Call)
-            if each is not call and script.called(each) == name and not _shares(script, each, test)
+            if each is not call
+            and script.called(each) == name
+            and not _shares(script, each, test)
+            and _is_for_others(script, each, test)
         ]
         if partners:
             continue  # the others wait elsewhere: `if rank != 0: barrier()`
@@ -65,6 +68,14 @@ def _asks_one_rank(test: ast.expr) -> bool:
             name = last_name(test.func) if isinstance(test, ast.Call) else last_name(test)
             return bool(re.match(r"^is_(main|master)(_process)?$", name))
     return False
+
+
+def _is_for_others(script: Script, call: ast.Call, test: ast.If) -> bool:
+    """Return whether the rank of a branch may pass a call by: one that all make is no partner."""
+    around = set(script.ancestors(test))
+    return isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break) or any(
+        isinstance(each, ast.If) and each not in around for each in script.ancestors(call)
+    )
 
 
 def _shares(script: Script, call: ast.Call, test: ast.If) -> bool:
