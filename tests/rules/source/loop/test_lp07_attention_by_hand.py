@@ -29,6 +29,7 @@ USUAL = {
         {"scores": "torch.matmul(q, k.transpose(-1, -2)) / 8"},
         {"softmax": "att.float().softmax(-1).to(q.dtype)"},
         {"product": "torch.matmul(att, v)"},
+        {"product": "self.dropout(att) @ v"},
     ],
 )
 def test_attention_by_hand_is_found_at_its_softmax(changes):

@@ -33,6 +33,8 @@ def _by_hand(script: Script, function: ast.FunctionDef) -> Iterator[Issue]:
             weights.update(dict.fromkeys(names, weights[held]))  # dropout
     for product in script.within(function, ast.BinOp, ast.Call):
         left = _first_product(script, product)
+        if isinstance(left, ast.Call) and left.args:
+            left = left.args[0]  # `self.dropout(weights) @ v`
         if (
             isinstance(left, ast.Name)
             and left.id in weights
