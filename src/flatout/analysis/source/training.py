@@ -83,8 +83,13 @@ def loss_names(loss: ast.expr) -> set[str]:
         return loss_names(loss.args[0])
     if isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Add | ast.Sub):
         return loss_names(loss.left) | loss_names(loss.right)
-    if isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div):
-        return loss_names(loss.left)
+    match loss:
+        case (
+            ast.BinOp(left=inner, op=ast.Div())
+            | ast.BinOp(left=ast.Constant(), op=ast.Mult(), right=inner)
+            | ast.BinOp(left=inner, op=ast.Mult(), right=ast.Constant())
+        ):
+            return loss_names(inner)
     made = (each.func for each in ast.walk(loss) if isinstance(each, ast.Call))
     called = {func.id for func in made if isinstance(func, ast.Name)}
     return {root_name(loss)} - {"", "self", "scaler"} - called

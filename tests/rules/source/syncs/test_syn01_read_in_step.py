@@ -55,7 +55,14 @@ def test_rare_reads_and_reads_of_other_things_are_left_alone(line):
     assert "SYN01" not in codes_in(script(line))
 
 
-@pytest.mark.parametrize("backward", ["scaler.scale(loss).backward()", "(loss / steps).backward()"])
+@pytest.mark.parametrize(
+    "backward",
+    [
+        "scaler.scale(loss).backward()",
+        "(loss / steps).backward()",
+        "(other + 0.5 * loss).backward()",
+    ],
+)
 def test_a_loss_that_is_scaled_or_divided_for_its_backward_is_read_too(backward):
     text = script("total += loss.item()").replace("loss.backward()", backward)
 
