@@ -444,10 +444,10 @@ def copies(script: Script, loop: ast.For) -> list[ast.Call]:
         if root_name(each.value) in drawn and isinstance(each.value, ast.Name | ast.Subscript):
             drawn |= {n.id for t in each.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
     # `{name: value.to(device) for name, value in batch.items()}`
-    for kind in (ast.For, ast.comprehension):
-        for part in script.within(loop, kind):
-            if root_name(part.iter) in drawn:
-                drawn |= {n.id for n in ast.walk(part.target) if isinstance(n, ast.Name)}
+    parts: list[ast.For | ast.comprehension] = [*script.within(loop, ast.For)]
+    for part in [*parts, *script.within(loop, ast.comprehension)]:
+        if root_name(part.iter) in drawn:
+            drawn |= {n.id for n in ast.walk(part.target) if isinstance(n, ast.Name)}
     moved = [call for call in script.within(loop, ast.Call) if is_device_move(script, call)]
     return [call for call in moved if root_name(call.func) in drawn]
 
