@@ -3,7 +3,8 @@
 Outputs are put together, which is tried on the first batch: of a sequence whose first dimension is
 time, or of samples that are compared, parts make something else. A barely trained LSTM depends on
 what came before by so little that its parts seem to fit: so some samples are changed, too, and the
-others have to stay what they were.
+others have to stay what they were. What a call leaves on the model (statistics of its own, a term
+of the loss, a state to go on from) would be left by each part.
 
 How the losses of parts make that of the batch is tried too. A Hugging Face model with labels
 returns the mean over its tokens, without those that are to be ignored; others a sum, or a mean over
@@ -23,7 +24,8 @@ from torch.utils import _pytree
 
 from flatout.agent.guard.recorder import random_streams
 from flatout.agent.task_loop import batch_size, samples_at, split
-from flatout.agent.untouched import buffers_kept, streams_kept
+from flatout.agent.untouched import buffers_kept, buffers_of, streams_kept
+from flatout.techniques.memory.microbatching import find_coupled
 
 IGNORED = -100
 """What marks a label that does not count: `ignore_index` of torch's cross-entropy."""
@@ -34,6 +36,15 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 SHORT_TOLERANCE = 1e-2
 APART = 1e-3
 """Weights that differ by less than this part make no difference worth another look."""
+PLAIN = (bool, int, float, str, type(None))
+NOT_JOINED = (
+    "what the model makes of a batch is not what it makes of its parts, put together: "
+    "its batches were run whole"
+)
+KEEPS = (
+    "each training call leaves something on the model (statistics, a term of the loss, a state), "
+    "which each part would leave: its batches were run whole"
+)
 LOOKS = 8
 """Batches that are looked at to tell weighings apart; those left then are alike on this data."""
 
@@ -45,17 +56,15 @@ class OwnLoss:
         self.left = list(WEIGHINGS)
         """Weighings that fitted every batch so far, the most particular first."""
         self.looks = 0
-        self.has_joined: bool | None = None
-        """Whether parts of the first batch gave its outputs; None before it."""
+        self.obstacle: str | None = None
+        """Why parts of the first batch cannot take its place, empty where they can; None before it.
+        """
 
     @property
     def trouble(self) -> str:
         """Why batches are run whole; empty while they are not."""
-        if self.has_joined is False:
-            return (
-                "what the model makes of a batch is not what it makes of its parts, put together: "
-                "its batches were run whole"
-            )
+        if self.obstacle:
+            return self.obstacle
         if self.left:
             return ""
         return "the model's own loss is no sum or mean of its parts': its batches were run whole"
@@ -64,9 +73,10 @@ class OwnLoss:
         self, call: Callable[..., Any], module: torch.nn.Module, whole: Any, parts: Sequence[Any]
     ) -> bool:
         """Return whether a batch's outputs are those of its parts put together; tried once."""
-        if self.has_joined is None and _has_values(parts):
-            self.has_joined = _joins(call, module, whole, max(2, batch_size(parts[0])))
-        return self.has_joined is not False
+        if self.obstacle is None and _has_values(parts):
+            count = min(max(2, batch_size(parts[0])), batch_size(whole))
+            self.obstacle = _find_obstacle(call, module, whole, count)
+        return not self.obstacle
 
     def weights(
         self, call: Callable[..., Any], module: torch.nn.Module, whole: Any, parts: Sequence[Any]
@@ -122,53 +132,109 @@ def scalars_of(output: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.dim()]
 
 
-def _joins(call: Callable[..., Any], module: torch.nn.Module, whole: Any, samples: int) -> bool:
-    """Compare the first few samples with their halves: more might not fit, so the batch is split.
+def _find_obstacle(
+    call: Callable[..., Any], module: torch.nn.Module, whole: Any, count: int
+) -> str:
+    """Run the first few samples as a batch, and in parts; return why parts are none, or "".
 
-    Then those of the first half are made like the last one: no other sample may notice.
-    Numbers that a model draws in evaluation mode too are others each time, and tell nothing.
+    More might not fit. What the calls leave on the model is put back where parts are no way.
     """
-    size = batch_size(whole)
-    count = min(samples, size)
-    batch = samples_at(whole, size, range(count))
+    batch = samples_at(whole, batch_size(whole), range(count))
+    found = _attributes(module)
+    try:
+        with torch.no_grad(), streams_kept(), buffers_kept(module):
+            if _keeps_something(call, module, batch):
+                reason = KEEPS
+            else:
+                reason = "" if _joins(call, module, batch, count) else NOT_JOINED
+    except Exception:  # noqa: BLE001  it wants as many samples, as a state that is not split
+        reason = NOT_JOINED
+    if reason:
+        _put_back(found)
+    return reason
+
+
+def _keeps_something(call: Callable[..., Any], module: torch.nn.Module, batch: Any) -> bool:
+    """Return whether each training call leaves something else on the model, once it has begun."""
+    buffers = (
+        () if find_coupled(module) else buffers_of(module)
+    )  # parts were asked for all the same
+    call(*batch[0], **batch[1])
+    before = _attributes(module)
+    call(*batch[0], **batch[1])
+    return any(kept.is_written or kept.is_replaced for kept in buffers) or _differ(before)
+
+
+Attributes = list[tuple[dict[str, Any], dict[str, Any], dict[str, list[Any]]]]
+"""Of each module its attributes, what they were, and what was in the lists among them."""
+
+
+def _attributes(module: torch.nn.Module) -> Attributes:
+    own = (m for m in module.modules() if not type(m).__module__.startswith("torch."))
+    known = [vars(inner) for inner in own]
+    return [
+        (own, dict(own), {name: [*x] for name, x in own.items() if type(x) is list})
+        for own in known
+    ]
+
+
+def _differ(before: Attributes) -> bool:
+    for own, known, lists in before:
+        if own.keys() != known.keys() or any(len(own[k]) != len(x) for k, x in lists.items()):
+            return True
+        pairs = ((known[name], value) for name, value in own.items())
+        if any(one is not x and not (isinstance(x, PLAIN) and one == x) for one, x in pairs):
+            return True
+    return False
+
+
+def _put_back(before: Attributes) -> None:
+    for own, known, lists in before:
+        own.clear()
+        own.update(known)
+        for name, values in lists.items():
+            own[name][:] = values
+
+
+def _joins(call: Callable[..., Any], module: torch.nn.Module, batch: Any, count: int) -> bool:
+    """Compare the outputs of a batch with those of its halves.
+
+    Then the samples of the first half are made like the last one: no other sample may notice. Where
+    a model draws numbers in evaluation too, halves are given others, and this alone tells.
+    """
     halves = split(batch, count, 2)
     half = batch_size(halves[0])
     changed = samples_at(batch, count, [count - 1] * half + [*range(half, count)])
-    with torch.no_grad(), _evaluating(module), streams_kept(), buffers_kept(module):
+    with _evaluating(module):
         before = random_streams()
-        try:
-            expected = _rows_of(call(*batch[0], **batch[1]), count)
-            if not all(map(torch.equal, before, random_streams())):
-                return True
-            kept = _kept(module)
-            made = [_rows_of(call(*x, **named), batch_size((x, named))) for x, named in halves]
-            if not _are_close(_kept(module), kept, TOLERANCE):
-                return False
-            beside = _rows_of(call(*changed[0], **changed[1]), count)
-        except Exception:  # noqa: BLE001  it wants as many samples, as a state that is not split
-            return False
-    found = [torch.cat(parts) for parts in zip(*made, strict=True)]
-    return _are_close(found, expected) and _are_close(
-        [rows[half:] for rows in beside], [rows[half:] for rows in expected], TOLERANCE
+        with streams_kept():
+            expected, plain = _rows_of(call(*batch[0], **batch[1]), count)
+            draws = not all(map(torch.equal, before, random_streams()))
+        with streams_kept():
+            beside, _ = _rows_of(call(*changed[0], **changed[1]), count)
+        made = [_rows_of(call(*x, **named), batch_size((x, named))) for x, named in halves]
+    found = [torch.cat(parts) for parts in zip(*(rows for rows, _ in made), strict=True)]
+    return (
+        all(values == plain for _, values in made)
+        and (draws or _are_close(found, expected))
+        and _are_close([x[half:] for x in beside], [x[half:] for x in expected], TOLERANCE)
     )
 
 
-def _kept(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Return what modules keep of a call, as a loss to balance experts: it would be a part's."""
-    values = (value for inner in module.modules() for value in vars(inner).values())
-    return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def _rows_of(output: Any, rows: int) -> list[torch.Tensor]:
-    """Return the outputs of so many rows that can be compared.
+def _rows_of(output: Any, rows: int) -> tuple[list[torch.Tensor], list[Any]]:
+    """Return the outputs of so many rows that can be compared, and what is no tensor.
 
     Raises:
         ValueError: if there are others, which cannot be put together.
     """
-    leaves = [x for x in _pytree.tree_leaves(output) if isinstance(x, torch.Tensor) and x.dim()]
-    if any(leaf.shape[0] != rows for leaf in leaves):
+    leaves = _pytree.tree_leaves(output)
+    plain = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    is_other = any(leaf.shape[0] != rows for leaf in tensors)
+    # A float says something of the samples, such as how many were right.
+    if is_other or not all(isinstance(x, PLAIN) and type(x) is not float for x in plain):
         raise ValueError
-    return [leaf for leaf in leaves if leaf.is_floating_point()]
+    return [leaf for leaf in tensors if leaf.is_floating_point()], plain
 
 
 def _are_close(
@@ -297,4 +363,8 @@ the model's own loss is no sum or mean of its parts': its batches were run whole
 what the model makes of a batch is not what it makes of its parts, put together: its batches were
 run whole
     모델이 배치로 만드는 출력이 나눈 부분들의 출력을 합친 것과 달라 배치를 통째로 실행했습니다
+each training call leaves something on the model (statistics, a term of the loss, a state), which
+each part would leave: its batches were run whole
+    학습 호출마다 모델에 통계나 손실의 항, 상태 같은 것을 남기는데, 나누면 부분마다 남기게 되어
+    배치를 통째로 실행했습니다
 """
