@@ -42,8 +42,8 @@ NOT_JOINED = (
     "its batches were run whole"
 )
 KEEPS = (
-    "each training call leaves something on the model (statistics, a term of the loss, a state), "
-    "which each part would leave: its batches were run whole"
+    "each training call changes its input or leaves something on the model (statistics, a term of "
+    "the loss, a state), as each part would do: its batches were run whole"
 )
 LOOKS = 8
 """Batches that are looked at to tell weighings apart; those left then are alike on this data."""
@@ -156,13 +156,18 @@ def _find_obstacle(
 
 def _keeps_something(call: Callable[..., Any], module: torch.nn.Module, batch: Any) -> bool:
     """Return whether each training call leaves something else on the model, once it has begun."""
-    buffers = (
-        () if find_coupled(module) else buffers_of(module)
-    )  # parts were asked for all the same
+    # Torch's own norms are in it only where parts were asked for all the same.
+    buffers = () if find_coupled(module) else buffers_of(module)
+    given = [leaf for leaf in _pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    changes = [leaf._version for leaf in given]
     call(*batch[0], **batch[1])
     before = _attributes(module)
     call(*batch[0], **batch[1])
-    return any(kept.is_written or kept.is_replaced for kept in buffers) or _differ(before)
+    return (
+        [leaf._version for leaf in given] != changes
+        or any(kept.is_written or kept.is_replaced for kept in buffers)
+        or _differ(before)
+    )
 
 
 Attributes = list[tuple[dict[str, Any], dict[str, Any], dict[str, list[Any]]]]
@@ -363,8 +368,8 @@ the model's own loss is no sum or mean of its parts': its batches were run whole
 what the model makes of a batch is not what it makes of its parts, put together: its batches were
 run whole
     모델이 배치로 만드는 출력이 나눈 부분들의 출력을 합친 것과 달라 배치를 통째로 실행했습니다
-each training call leaves something on the model (statistics, a term of the loss, a state), which
-each part would leave: its batches were run whole
-    학습 호출마다 모델에 통계나 손실의 항, 상태 같은 것을 남기는데, 나누면 부분마다 남기게 되어
-    배치를 통째로 실행했습니다
+each training call changes its input or leaves something on the model (statistics, a term of the
+loss, a state), as each part would do: its batches were run whole
+    학습 호출마다 입력을 바꾸거나 모델에 통계나 손실의 항, 상태 같은 것을 남기는데, 나누면 부분마다
+    그렇게 되어 배치를 통째로 실행했습니다
 """
