@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -107,11 +108,26 @@ class _SecondRun:
                 for name, (_, put) in host_streams().items():
                     if name in self.streams:
                         put(self.streams[name])
-            stack.enter_context(self.inner)
+            if not _is_written(getattr(self.inner, "storage", {})):
+                stack.enter_context(self.inner)
             self._stack = stack.pop_all()
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
+
+
+def _is_written(storage: dict[Any, Any]) -> bool:
+    """Return whether a result that selective checkpointing kept was changed in place since.
+
+    As by a ReLU in place after a convolution. Torch would end the step; all of it is run again.
+    """
+    entries = [
+        entry
+        for kept in storage.values()
+        for entry in (kept.values() if isinstance(kept, dict) else kept)
+    ]
+    leaves = [leaf for leaf in tree_leaves(entries) if getattr(leaf, "version", None) is not None]
+    return any(leaf.val._version != leaf.version for leaf in leaves)
 
 
 def _host_states() -> dict[str, Any]:
@@ -197,6 +213,20 @@ def saved_cost(
             output = call(*args, **kwargs)
         del output
     return sum(sizes.values()), counter.get_total_flops()
+
+
+def writes_into(
+    call: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Return whether a call changes tensors that it is given: a second run would be given others.
+
+    It runs once on copies and is thrown away: random streams and buffers are as before.
+    """
+    args, kwargs = tree_map_only(torch.Tensor, lambda x: x.detach().clone(), (args, kwargs))
+    with torch.no_grad(), streams_kept(), buffers_kept(module):
+        call(*args, **kwargs)
+    leaves = tree_leaves((args, kwargs))
+    return any(leaf._version > 0 for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -73,6 +73,37 @@ def test_training_is_bit_identical_with_dropout_and_batch_statistics(mode):
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+class InPlace(nn.Module):
+    """Changes its input, or the result of a product that `selective` keeps."""
+
+    def __init__(self, first):
+        super().__init__()
+        rest = (nn.Linear(32, 32), nn.ReLU(inplace=True), nn.Linear(32, 32))
+        self.inner = nn.Sequential(nn.ReLU(inplace=True), *rest) if first else nn.Sequential(*rest)
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("first", [True, False])
+def test_operations_in_place_change_nothing_that_a_second_run_is_given(mode, first):
+    torch.manual_seed(0)
+    blocks = [InPlace(first) for _ in range(3)]
+    plain = nn.Sequential(nn.Linear(8, 32), *blocks, nn.Linear(32, 4))
+    technique = ActivationCheckpointing(mode=mode)
+    checkpointed = technique.model(copy.deepcopy(plain))
+
+    found, expected = train(checkpointed), train(plain)
+
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    if first:
+        with pytest.raises(NotApplicable, match="changes its input in place"):
+            technique.end()
+    else:
+        assert technique.end() == ""
+
+
 class Moving(nn.Module):
     """Computes with what the call itself moves on: buffers, Python's and numpy's random numbers."""
 
@@ -243,6 +274,8 @@ def test_a_saved_model_loads_without_flatout():
     assert not any(name.startswith("flatout.") for name in names)
     loaded = torch.load(file, weights_only=False)
     assert not any(isinstance(vars(m).get("forward"), RecomputedRegion) for m in loaded.modules())
+    checkpoint_blocks(loaded)
+    assert any(isinstance(vars(m).get("forward"), RecomputedRegion) for m in loaded.modules())
 
 
 def pickled_names(saved):

@@ -10,6 +10,7 @@ How it is checked: losses and gradients are bit-identical, dropout and batch sta
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
@@ -33,6 +34,7 @@ from flatout.records.technique import (
     Rescue,
     SourceForm,
     Technique,
+    process_state,
 )
 from flatout.techniques.memory_pressure import activation_bytes, is_tight
 
@@ -81,6 +83,8 @@ Where the model calls its blocks (mode "$mode"):
     """`full` keeps the blocks' inputs, `selective` matrix products too, `budget` whole blocks."""
     fraction: float = 0.5
     """For `budget`: share of the blocks' activations that may be kept."""
+    regions: "weakref.WeakSet[RecomputedRegion]" = process_state(weakref.WeakSet)
+    """Those of the blocks that are checkpointed."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction < 1:
@@ -146,7 +150,17 @@ Where the model calls its blocks (mode "$mode"):
     def model(self, root: Any) -> Any:
         """Checkpoint the repeated blocks in place."""
         checkpoint_blocks(root, mode=self.mode, fraction=self.fraction)
+        inner = (vars(module).get("forward") for module in root.modules())
+        self.regions.update(each for each in inner if isinstance(each, RecomputedRegion))
         return root
+
+    def end(self) -> str:
+        """Say where no block could be run again."""
+        writing = bool(self.regions) and all(each.is_kept for each in self.regions)
+        self.regions.clear()
+        if writing:
+            raise NotApplicable("each block changes its input in place: none can be run again")
+        return ""
 
 
 def checkpoint_blocks(
@@ -183,17 +197,25 @@ class RecomputedRegion:
         """Whether this block keeps its activations after all."""
         self.cost: tuple[int, int] | None = None
         """Bytes kept and FLOPs to run again, in `budget` mode."""
+        # Only blocks with such a module are looked at: it takes another forward.
+        self.may_write = any(getattr(m, "inplace", False) for m in block.modules())
+        """Whether it may change its input in place, which a second run would be given then."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block; in training its activations are not kept."""
         import torch
 
-        from flatout.agent.recompute import recomputed, saved_cost
+        from flatout.agent.recompute import recomputed, saved_cost, writes_into
 
         forward, block = self.forward, self.block
         if self.is_kept or not block.training or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         kwargs = _without_cache(kwargs)
+        if self.may_write:
+            self.may_write = False
+            self.is_kept = writes_into(forward, block, args, kwargs)
+            if self.is_kept:
+                return forward(*args, **kwargs)
         if self.mode == "budget" and self.cost is None:
             self.cost = saved_cost(forward, block, args, kwargs)
         is_selective = self.mode == "selective"
@@ -207,6 +229,7 @@ class RecomputedRegion:
         """Follow the block: the copy of a model must not run the original's blocks."""
         other = RecomputedRegion(copy.deepcopy(self.block, memo), self.mode)
         other.is_kept, other.cost = self.is_kept, self.cost
+        other.may_write = self.may_write
         return other
 
     def __reduce__(self) -> Any:
@@ -247,10 +270,16 @@ def _with_children(parts: "torch.nn.Module") -> list["torch.nn.Module"]:
 
 
 def _check_blocks(blocks: "Sequence[torch.nn.Module]") -> None:
-    if any("forward" in vars(block) for block in blocks):
+    if any(_is_replaced(block) for block in blocks):
         raise NotApplicable("something else runs in place of the blocks' forward already")
     if any(getattr(m, "gradient_checkpointing", False) for b in blocks for m in b.modules()):
         raise NotApplicable("the script checkpoints its activations itself")
+
+
+def _is_replaced(block: "torch.nn.Module") -> bool:
+    """Return whether a block has another forward than its class; pickled regions come as that."""
+    forward = vars(block).get("forward")
+    return forward is not None and getattr(forward, "__func__", None) is not type(block).forward
 
 
 def _without_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -344,6 +373,8 @@ torch._functorch.config.activation_memory_budget below 1
     torch._functorch.config.activation_memory_budget을 1보다 작게 설정하세요
 the model has no {n} sibling blocks
     나란히 놓인 블록이 모델에 {n}개 이상 없습니다
+each block changes its input in place: none can be run again
+    모든 블록이 입력을 제자리에서 바꾸므로 다시 실행할 수 없습니다
 something else runs in place of the blocks' forward already
     다른 코드가 이미 블록의 forward를 대신하고 있습니다
 the script checkpoints its activations itself
