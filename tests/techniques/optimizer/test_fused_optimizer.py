@@ -255,6 +255,16 @@ def _sparse():
     return torch.optim.SGD(embedding.parameters(), lr=0.1)
 
 
+def _laid_out_otherwise():
+    convolution = nn.Conv2d(3, 4, 3)
+    images = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    weights = list(convolution.parameters())
+    gradients = torch.autograd.grad(convolution(images).sum(), weights)
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
+    return torch.optim.AdamW(weights)
+
+
 def _damped():
     return torch.optim.SGD(network().parameters(), lr=0.1, momentum=0.9, dampening=0.5)
 
@@ -273,6 +283,7 @@ def _complex():
         (_differentiable, "differentiable"),
         (stepped, "made a step"),
         (_sparse, "sparse"),
+        (_laid_out_otherwise, "stored otherwise"),
         (_complex, "not floating-point"),
         (_damped, "dampening"),
         (lambda: torch.optim.AdamW([nn.Parameter(torch.ones(2, device="meta"))]), "device"),

@@ -252,6 +252,8 @@ def _obstacles_of_parameters(optimizer: Any) -> Iterator[str]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if any(p.grad is not None and p.grad.is_sparse for p in parameters):
         yield "the fused implementation does not take sparse gradients"
+    if any(p.grad is not None and _strides(p.grad) != _strides(p) for p in parameters):
+        yield "its gradients are stored otherwise than the parameters, and fused steps mix them up"
     if any(not p.is_floating_point() for p in parameters):
         yield "it has parameters that are not floating-point numbers"
     known = _get_fused_kernels_supported_devices()
@@ -259,6 +261,12 @@ def _obstacles_of_parameters(optimizer: Any) -> Iterator[str]:
         known = ["cpu"]  # of Adagrad not every release has the kernel for GPUs
     if any(p.device.type not in known for p in parameters):
         yield "it has parameters on a device without fused kernels"
+
+
+def _strides(tensor: "torch.Tensor") -> list[int]:
+    """Return the strides that matter: of a size of 1 any will do."""
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    return [stride for stride, size in pairs if size > 1]
 
 
 KOREAN = """
@@ -282,6 +290,8 @@ differentiable steps cannot be fused
     미분 가능한 스텝은 fused로 할 수 없습니다
 the fused implementation does not take sparse gradients
     fused 구현은 희소 그래디언트를 받지 않습니다
+its gradients are stored otherwise than the parameters, and fused steps mix them up
+    그래디언트가 파라미터와 다른 순서로 저장되어 있어 fused 스텝이 원소를 뒤섞습니다
 it has parameters that are not floating-point numbers
     부동소수점이 아닌 파라미터가 있습니다
 it has parameters on a device without fused kernels
