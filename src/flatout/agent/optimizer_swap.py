@@ -123,6 +123,8 @@ def _obstacles(optimizer: Optimizer, loadable: tuple[str, ...]) -> Iterator[str]
         yield "its steps are fused or amsgrad ones, by the script or by a technique before this one"
     if _has(optimizer, "maximize"):
         yield "the script maximises, which not every optimizer can"
+    if any(p.is_complex() for group in optimizer.param_groups for p in group["params"]):
+        yield "it has complex parameters, which not every optimizer takes"
 
 
 def _is_fused(optimizer: Optimizer) -> bool:

@@ -139,6 +139,7 @@ def test_the_size_of_a_group_is_that_of_its_matrices():
         (lambda: torch.optim.AdamW(network().parameters(), fused=True), "fused"),
         (lambda: torch.optim.AdamW(network().parameters(), amsgrad=True), "amsgrad"),
         (lambda: torch.optim.AdamW(network().parameters(), maximize=True), "maximises"),
+        (lambda: torch.optim.Adam([torch.ones(2, dtype=torch.complex64)]), "complex"),
         (stepped, "made a step"),
     ],
 )
