@@ -301,6 +301,14 @@ def test_products_are_computed_in_fp16_and_given_back_in_fp32():
     assert (seen, output.dtype) == ([torch.float16], torch.float32)
 
 
+def test_a_script_that_changes_gradients_by_hooks_is_left_alone():
+    module = network()
+    next(module.parameters()).register_hook(lambda gradient: gradient.clamp(-1, 1))
+
+    with pytest.raises(NotApplicable, match="hooks on gradients"):
+        Fp16Autocast().forward(module, module)
+
+
 def test_a_model_of_another_precision_is_left_alone():
     technique = Fp16Autocast()
     lowered = nn.Linear(2, 2).bfloat16()

@@ -105,6 +105,8 @@ Step the scheduler only where the scale did not fall.
         device_type = check_root(root)
         if any(hasattr(p, "to_local") for p in root.parameters()):
             raise NotApplicable("sharded parameters: each rank would skip steps on its own")
+        if any(p._backward_hooks for p in root.parameters()):
+            raise NotApplicable("the script's hooks on gradients would be given scaled ones")
         self.lowered.append(weakref.ref(root))
         lowered = autocast_fp16(call, device_type)
 
@@ -417,6 +419,8 @@ gradients overflow in fp16 unscaled too: it was given up after {n} steps that ch
     돌아갔습니다
 gradients overflowed in {n} steps, which changed nothing
     {n}스텝에서 그래디언트가 오버플로해 그 스텝들은 아무것도 바꾸지 않았습니다
+the script's hooks on gradients would be given scaled ones
+    스크립트가 그래디언트에 건 훅이 스케일된 그래디언트를 받게 됩니다
 initial_scale={scale} is no power of two; try 8192
     initial_scale={scale}은(는) 2의 거듭제곱이 아닙니다. 8192를 써 보세요
 """
