@@ -201,6 +201,17 @@ def test_what_needs_the_gradients_in_between_is_seen_in_the_first_step(spoil, ro
     assert pytest.importorskip("re").search(reason, found)
 
 
+def test_next_to_another_optimizer_it_is_refused(monkeypatch):
+    session = Session(TrialSpec(mode="run"))
+    monkeypatch.setattr(training_device, "_followed", [weakref.ref(session)])
+    others = torch.optim.SGD(nn.Linear(2, 4).parameters(), lr=0.1)
+    session.add_optimizer(others)
+
+    (found,) = watched(lambda module: None)
+
+    assert "another optimizer" in found
+
+
 def watched_with_session(monkeypatch, between):
     """Return what stands against it where `between` is done before the first step."""
     session = Session(TrialSpec(mode="run"))

@@ -113,6 +113,8 @@ def _obstacles(optimizer: Optimizer, watch: GradientWatch) -> Iterator[str]:
         yield f"{who} needs whole steps"
     if not kind.step.__module__.startswith("torch.optim.") or kind is torch.optim.LBFGS:
         yield f"{kind.__name__} may need all gradients at once: its step is not torch's own"
+    if any(other is not optimizer for other in live_optimizers()):
+        yield "there is another optimizer, whose backward may reach these parameters"
     yield from _of_parameters(optimizer)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         yield "gradients are averaged over processes, after backward made them"
@@ -264,6 +266,8 @@ before: take the technique out of the recipe
     스텝이 통째로 필요합니다: {who}
 {kind} may need all gradients at once: its step is not torch's own
     {kind}에는 모든 그래디언트가 한꺼번에 필요할 수 있습니다. step이 torch의 것이 아닙니다
+there is another optimizer, whose backward may reach these parameters
+    다른 옵티마이저가 있고, 그 backward가 이 파라미터에도 그래디언트를 만들 수 있습니다
 gradients are averaged over processes, after backward made them
     backward 뒤에 프로세스들이 그래디언트를 평균합니다
 GradScaler unscales all gradients before the step
