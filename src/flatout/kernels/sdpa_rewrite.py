@@ -230,12 +230,15 @@ def replace(
     if any(_holds_tensor(value) for value in plain.values()):
         raise NotProvenError(NESTED)
     graph = _trace(module, opened, plain, [*bound.arguments.values()])
-    count = 0
+    count, called = 0, _called(graph)
     while (pattern := find_pattern(graph, module)) is not None:
         _rewrite(graph, pattern, module)
         count += 1
     if not count or (opened and missing(graph, module) == USED_AGAIN):
         raise NotProvenError(missing(graph, module))
+    gone = called - _called(graph)
+    if any(_hooks(module.get_submodule(name)) for name in gone):
+        raise NotProvenError("something listens to its softmax or its dropout")
     rewritten = _compile(graph)
     facts = {name: plain_facts(module.get_submodule(name)) for name in ("", *opened)}
     _prove(module, original, types.MethodType(rewritten, module), bound)
@@ -244,6 +247,7 @@ def replace(
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         same = self.training and all(_is_still(self, *fact) for fact in facts.items())
+        same = same and not any(_hooks(self.get_submodule(name)) for name in gone)
         for name, value in given.arguments.items():
             if name in bound.arguments:
                 same = same and (
@@ -259,6 +263,10 @@ def replace(
     # A bound method: a deep copy of the module, as averages make, gets one bound to itself.
     module.forward = types.MethodType(forward, module)
     return count
+
+
+def _called(graph: fx.Graph) -> set[str]:
+    return {str(node.target) for node in graph.nodes if node.op == "call_module"}
 
 
 def _bound(

@@ -62,6 +62,18 @@ class Vit(Attention):
         return self.merged(weights.softmax(dim=-1) @ v)
 
 
+class Listened(Attention):
+    """Takes the softmax by a module, to which a script may listen."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Softmax(dim=-1)
+
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        return self.merged(self.drop(self.weights(q @ k.transpose(-2, -1))) @ v)
+
+
 class OverKeys(Attention):
     def forward(self, x):
         q, k, v = self.parts(x)
@@ -114,6 +126,21 @@ def test_the_fused_operator_is_really_called(kind, monkeypatch):
     assert len(calls) == 1
     assert calls[0]["is_causal"] == (kind is NanoGPT)
     assert calls[0]["dropout_p"] == (0.3 if kind is NanoGPT else 0.0)
+
+
+@pytest.mark.parametrize("part", ["weights", "drop"])
+def test_hooks_on_what_would_be_left_out_go_on_to_be_called(part):
+    early, late, seen = built(Listened), built(Listened), []
+    early.get_submodule(part).register_forward_hook(lambda *_: seen.append("early"))
+
+    outcome = use_fused_attention(early, *inputs())
+    assert use_fused_attention(late, *inputs()) == {"": ""}
+    late.get_submodule(part).register_forward_hook(lambda *_: seen.append("late"))
+    seen.clear()
+    late(*inputs())
+
+    assert "something listens" in outcome[""]
+    assert seen == ["late"]
 
 
 def test_a_replacement_that_computes_something_else_is_refused(monkeypatch):
