@@ -349,3 +349,18 @@ def test_a_real_script_with_batch_norm_is_told_why_not():
     (applied,) = trial.not_applied
     assert applied.status == "not_applicable"
     assert "BatchNorm" in applied.why
+
+
+def test_parts_run_under_the_autocast_of_the_script_itself():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    x = torch.randn(8, 6, 16)
+
+    def trained(call):
+        layer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = call(x)
+        out.float().square().mean().backward()
+        return [parameter.grad for parameter in layer.parameters()]
+
+    plain = trained(layer)
+    torch.testing.assert_close(trained(in_parts(layer, layer, 2)), plain, rtol=0.1, atol=0.02)

@@ -197,9 +197,8 @@ class RecomputedRegion:
         """Whether this block keeps its activations after all."""
         self.cost: tuple[int, int] | None = None
         """Bytes kept and FLOPs to run again, in `budget` mode."""
-        # Only blocks with such a module are looked at: it takes another forward.
-        self.may_write = any(getattr(m, "inplace", False) for m in block.modules())
-        """Whether it may change its input in place, which a second run would be given then."""
+        self.is_looked_at = False
+        """Whether it is known to leave its input as it is: a second run is given that."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block; in training its activations are not kept."""
@@ -211,9 +210,11 @@ class RecomputedRegion:
         if self.is_kept or not block.training or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         kwargs = _without_cache(kwargs)
-        if self.may_write:
-            self.may_write = False
-            self.is_kept = writes_into(forward, block, args, kwargs)
+        if not self.is_looked_at:
+            self.is_looked_at = True
+            # It takes another forward, for blocks with such a module alone.
+            may_write = any(getattr(m, "inplace", False) for m in block.modules())
+            self.is_kept = may_write and writes_into(forward, block, args, kwargs)
             if self.is_kept:
                 return forward(*args, **kwargs)
         if self.mode == "budget" and self.cost is None:
@@ -229,7 +230,7 @@ class RecomputedRegion:
         """Follow the block: the copy of a model must not run the original's blocks."""
         other = RecomputedRegion(copy.deepcopy(self.block, memo), self.mode)
         other.is_kept, other.cost = self.is_kept, self.cost
-        other.may_write = self.may_write
+        other.is_looked_at = self.is_looked_at
         return other
 
     def __reduce__(self) -> Any:
