@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.records.messages import messages
 from flatout.records.parallel import ParallelSpec
 from flatout.records.plan import (
     Amount,
@@ -14,7 +13,7 @@ from flatout.records.plan import (
     Plan,
     TaggedNumber,
 )
-from flatout.reporting.plan import advice_lines, rejected_lines, spread_command
+from flatout.reporting.plan import rejected, render_plan, spread_command
 
 NOTHING = Amount(bytes=1, source=NumberSource.TRACED)
 
@@ -55,7 +54,7 @@ def plan(*ways, ranks=4, asked=4, spec=None):
 def test_the_verdict_comes_first_and_rejected_ways_have_a_line_each():
     ways = way(ParallelSpec(dp_replicate=4)), way(ParallelSpec(tp=4), None, "tp=4 is too many")
 
-    lines = advice_lines(plan(*ways), messages("en"), 80)
+    lines = render_plan(plan(*ways), workload="train.py").splitlines()
 
     assert lines[0] == "Use all 4 GPUs."
     assert any(line.startswith("dp_replicate=4") and "25 %" in line for line in lines)
@@ -65,7 +64,7 @@ def test_the_verdict_comes_first_and_rejected_ways_have_a_line_each():
 def test_too_many_rejected_ways_are_counted():
     ways = [way(ParallelSpec(dp_replicate=n), None) for n in range(2, 22)]
 
-    assert rejected_lines(ways)[-1] == "rejected  8 more; --json has them all"
+    assert rejected(ways).rows[-1] == ("rejected", "8 more; --json has them all")
 
 
 def test_the_next_command_trains_as_advised():

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TypeAlias
 
 from rich.cells import cell_len
@@ -22,7 +23,8 @@ WORD_COLUMNS = frozenset(
         *("kernel", "operator", "phase", "leg", "techniques", "cause", "reading", "made_in"),
         *("line", "module", "what", "worker", "shape"),
         *("technique", "settings", "promise", "loss_check", "verdict", "stage", "method"),
-        *("when", "script", "addresses"),
+        *("when", "script", "addresses", "gpu", "format", "pixels", "product", "role", "as"),
+        *("part", "known_by", "kind", "made_by", "way", "fits", "spread_as", "time_known_by"),
     }
 )
 """Columns that hold words; the others hold numbers, aligned to the right."""
@@ -43,7 +45,11 @@ SPECIAL = re.compile(r"([\\`*\[\]<>#!|~&$]|(?<!\w)_|_(?!\w))")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Readings, each behind the name of its label; one without a name is an item of a list."""
+    """Readings, each behind the name of its label.
+
+    One without a name belongs to the one above; where none has a name, each is an item of a list.
+    A terminal shows none that is empty.
+    """
 
     rows: tuple[tuple[str, Text], ...]
     labels: str = "label."
@@ -55,6 +61,7 @@ class Table:
     """Columns by their names in the catalogue, and rows, each with its bar."""
 
     columns: tuple[str, ...]
+    """One that is a sentence is the title itself."""
     rows: tuple[tuple[Text, ...], ...]
     shares: tuple[float, ...] = ()
     """Of each row the length of its bar, in [0, 1]; empty where bars would say nothing."""
@@ -124,7 +131,7 @@ class Next:
     command: str
 
 
-Block: TypeAlias = Sentence | Facts | Table | Advice | Next
+Block: TypeAlias = str | Facts | Table | Advice | Next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +162,24 @@ def safe(text: str, say: Messages) -> str:
     return ascii_only(text) if say.language == ENGLISH else printable(text)
 
 
-def label_cell(name: str, say: Messages, labels: str = "label.", least: int = 0) -> str:
+def label_cell(name: str, say: Messages, labels: str = "label.") -> str:
     """Return a label, as wide as the widest of its kind; blank without a name."""
     kind = (text for key, text in say.texts.items() if key.startswith(labels))
-    return padded(say(f"{labels}{name}") if name else "", max(least, *map(cell_len, kind)))
+    return padded(say(f"{labels}{name}") if name else "", max(map(cell_len, kind)))
+
+
+def listed(texts: Iterable[Text]) -> Facts:
+    """Return texts as the items of a list."""
+    return Facts(rows=tuple(("", text) for text in texts))
+
+
+def report(blocks: Iterable[Block], say: Messages, width: int) -> str:
+    """Return a report for a terminal: its blocks, tables whole, with a blank line between."""
+    shown = [
+        _whole(block, say, width) if isinstance(block, Table) else _block_lines(block, say, width)
+        for block in blocks
+    ]
+    return safe("\n\n".join("\n".join(lines) for lines in shown if lines), say) + "\n"
 
 
 def terminal_lines(blocks: Iterable[Block], say: Messages, width: int) -> list[str]:
@@ -167,18 +188,19 @@ def terminal_lines(blocks: Iterable[Block], say: Messages, width: int) -> list[s
 
 
 def _block_lines(block: Block, say: Messages, width: int) -> list[str]:
-    if isinstance(block, Sentence):
+    if isinstance(block, str):
         return wrapped(say.text(block), width)
     if isinstance(block, Table):
         return _fitting(block, say, width)
     if isinstance(block, Next):
-        return [f"{label_cell('next', say)}  {block.command}"]
+        return [f"{say('label.next')}  {block.command}"]
     if isinstance(block, Advice):
         advice = (("finding", block.long), ("advice", block.next(say)), *block.source)
         block = Facts(rows=advice)
     lines: list[str] = []
+    has_labels = any(name for name, _ in block.rows)
     for name, text in block.rows:
-        if name:
+        if has_labels:
             lines += labelled(label_cell(name, say, block.labels), say.text(text), width)
         else:
             lines += wrapped(say.text(text), width, indent="- ", hanging="  ")
@@ -188,7 +210,7 @@ def _block_lines(block: Block, say: Messages, width: int) -> list[str]:
 def _fitting(block: Table, say: Messages, width: int) -> list[str]:
     """Return the table with its bars, or without the last columns that do not fit."""
     if block.details:
-        return _with_details(block, say, width)
+        return _whole(block, say, width)
     bars = ["#" * round(share * BAR_WIDTH) for share in block.shares]
     kept = len(block.columns)
     lines = _table(block, kept, say, bars)
@@ -202,19 +224,23 @@ def _fitting(block: Table, say: Messages, width: int) -> list[str]:
     return lines
 
 
-def _with_details(block: Table, say: Messages, width: int) -> list[str]:
+def _whole(block: Table, say: Messages, width: int) -> list[str]:
     cells = [[say.text(cell) for cell in row] for row in block.rows]
-    lines = table(columns_of(block.columns, say), cells)
-    head = len(lines) - len(cells)
-    shown = lines[:head]
-    for line, detail in zip(lines[head:], block.details, strict=True):
+    lines = table(columns_of(block.columns, say), cells) if cells else []
+    shown = lines[: len(lines) - len(cells)]
+    for line, detail in zip_longest(lines[len(shown) :], block.details, fillvalue=""):
         shown += [line, *wrapped(say.text(detail), width, indent="  ")]
     return shown
 
 
 def columns_of(names: Sequence[str], say: Messages) -> list[Column]:
     """Return the columns of a terminal's table: words to the left, numbers to the right."""
-    return [Column(say(f"column.{name}"), is_number=name not in WORD_COLUMNS) for name in names]
+    return [Column(title_of(name, say), is_number=name not in WORD_COLUMNS) for name in names]
+
+
+def title_of(column: str, say: Messages) -> str:
+    """Return the title of a column."""
+    return say.text(column) if isinstance(column, Sentence) else say(f"column.{column}")
 
 
 def _table(block: Table, kept: int, say: Messages, bars: Sequence[str]) -> list[str]:
@@ -247,7 +273,7 @@ def markdown_lines(section: Section, say: Messages) -> list[str]:
 
 
 def _markdown(block: Block, say: Messages) -> list[str]:
-    if isinstance(block, Sentence):
+    if isinstance(block, str):
         return [escaped(say.text(block))]
     if isinstance(block, Next):
         return fenced(block.command, "sh")
@@ -258,16 +284,9 @@ def _markdown(block: Block, say: Messages) -> list[str]:
         labels = (f"{say(f'{block.labels}{name}')}: " if name else "" for name, _ in block.rows)
         texts = (say.text(text) for _, text in block.rows)
         return [f"- {escaped(label + text)}" for label, text in zip(labels, texts, strict=True)]
-    titles = [" ".join(say(f"column.{name}").split()) for name in block.columns]
+    titles = [" ".join(title_of(name, say).split()) for name in block.columns]
     rule = ["---" if name in WORD_COLUMNS else "--:" for name in block.columns]
     body = [[escaped(say.text(cell)) for cell in row] for row in block.rows]
-    return markdown_table(titles, rule, body)
-
-
-def markdown_table(
-    titles: Sequence[str], rule: Sequence[str], body: Iterable[Sequence[str]]
-) -> list[str]:
-    """Return the lines of a table; the rule aligns its columns, by `---` or `--:`."""
     return [f"| {' | '.join(cells)} |" for cells in (titles, rule, *body)]
 
 

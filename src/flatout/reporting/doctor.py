@@ -6,11 +6,11 @@ from pathlib import Path, PurePosixPath
 
 from flatout.records.finding import BAD, WARN, Check
 from flatout.records.machine import ARCHIVES, Machine, Stack
-from flatout.records.messages import ENGLISH, messages, named, words
+from flatout.records.messages import ENGLISH, Text, messages, named, words
 from flatout.records.technique import EarlierResult, Technique
 from flatout.records.units import format_ratio
-from flatout.reporting.blocks import Table, columns_of, safe, terminal_lines
-from flatout.reporting.tables import ascii_only, labelled, padded, table, wrapped
+from flatout.reporting.blocks import Facts, Next, Table, report
+from flatout.reporting.tables import ascii_only
 from flatout.reporting.templates import render
 
 DEVICES = {
@@ -20,7 +20,6 @@ DEVICES = {
     "rocm": "--device=/dev/kfd --device=/dev/dri --group-add video --group-add render ",
 }
 """What hands the devices into a container."""
-MARK_WIDTH = 4
 FORGET = "flatout techniques --forget-history"
 
 
@@ -46,22 +45,19 @@ def render_doctor(
     machine: Machine, checks: Sequence[Check], *, width: int = 80, language: str = ENGLISH
 ) -> str:
     """Return the report: the answer, every check with what to do, what to type next."""
-    say = messages(language)
     bad = sum(check.status == BAD for check in checks)
     warned = sum(check.status == WARN for check in checks)
     name = "bad" if bad else "warn" if warned else "ok"
     counts = {"bad": str(bad), "warned": str(warned), "n": str(len(checks))}
     device = machine.device
     head = words(f"doctor.headline_{name}", device=device.name, kind=device.kind, **counts)
-    lines = [*wrapped(say.text(head), width), ""]
+    rows: list[tuple[str, Text]] = []
     for check in checks:
-        mark = padded(say(f"doctor.mark_{check.status}"), MARK_WIDTH)
-        lines += labelled(mark, say.text(check.what), width)
         advice = words("doctor.do", next=check.next) if check.next else ""
-        for text in (check.why, advice):
-            lines += wrapped(say.text(text), width, indent=" " * (MARK_WIDTH + 2))
-    lines += ["", f"{say('label.next')}  flatout measure train.py"]
-    return safe("\n".join(lines), say) + "\n"
+        rows += [(check.status, check.what), ("", check.why), ("", advice)]
+    found = Facts(rows=tuple(rows), labels="doctor.mark_")
+    then = Next(command="flatout measure train.py")
+    return report((head, found, then), messages(language), width)
 
 
 def render_history(
@@ -70,38 +66,32 @@ def render_history(
     """Return what earlier tunings on this machine found, the latest last."""
     say = messages(language)
     if not results:
-        shown = wrapped(say("listing.no_history", path=path), width)
-        shown += ["", f"{say('label.next')}  flatout tune train.py"]
-        return safe("\n".join(shown), say) + "\n"
-    names = ("when", "script", "technique", "predicted", "measured_ratio", "pairs", "verdict")
-    cells = [
-        [
-            one.at[:10],
-            one.script,
-            one.technique,
-            format_ratio(one.predicted),
-            format_ratio(one.ratio),
-            str(one.n),
-            say.text(named("trying", f"verdict_{one.verdict}")),
-        ]
-        for one in results
-    ]
-    shown = [
-        *wrapped(say("listing.history", n=len(results), path=path), width),
-        *wrapped(say("listing.history_use"), width),
-        "",
-        *table(columns_of(names, say), cells),
-        "",
-        f"{say('label.next')}  {say('listing.forget', command=FORGET)}",
-    ]
-    return safe("\n".join(shown), say) + "\n"
+        none = words("listing.no_history", path=str(path))
+        return report((none, Next(command="flatout tune train.py")), say, width)
+    listing = Table(
+        columns=("when", "script", "technique", "predicted", "measured_ratio", "pairs", "verdict"),
+        rows=tuple(
+            (
+                one.at[:10],
+                one.script,
+                one.technique,
+                format_ratio(one.predicted),
+                format_ratio(one.ratio),
+                str(one.n),
+                named("trying", f"verdict_{one.verdict}"),
+            )
+            for one in results
+        ),
+    )
+    found = words("listing.history", n=str(len(results)), path=str(path))
+    then = Next(command=say("listing.forget", command=FORGET))
+    return report((found, listing, then), say, width)
 
 
 def render_techniques(
     classes: Mapping[str, type[Technique]], *, width: int = 80, language: str = ENGLISH
 ) -> str:
     """Return the techniques with what each addresses, its promise and its one-line summary."""
-    say = messages(language)
     order = sorted(classes.items(), key=lambda item: (item[1].numerics.rank, item[0]))
     listing = Table(
         columns=("technique", "promise", "addresses"),
@@ -110,11 +100,6 @@ def render_techniques(
         ),
         details=tuple((kind.__doc__ or "").partition("\n")[0] for _name, kind in order),
     )
-    shown = [
-        *wrapped(say("listing.techniques", n=len(classes)), width),
-        "",
-        *terminal_lines([listing], say, width),
-        "",
-        f"{say('label.next')}  flatout tune train.py",
-    ]
-    return safe("\n".join(shown), say) + "\n"
+    count = words("listing.techniques", n=str(len(classes)))
+    then = Next(command="flatout tune train.py")
+    return report((count, listing, then), messages(language), width)

@@ -1,44 +1,48 @@
 """The report of `pack`: what the store holds, what was left out, whether it equals its source."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from rich.cells import cell_len
-
-from flatout.records.messages import ENGLISH, Messages, Sentence, Text, messages, words
+from flatout.records.messages import ENGLISH, Sentence, Text, messages, words
 from flatout.records.units import format_bytes, format_duration, format_rate
-from flatout.reporting.blocks import safe
-from flatout.reporting.tables import Column, labelled, padded, table, wrapped
+from flatout.reporting.blocks import (
+    UNKNOWN,
+    Block,
+    Facts,
+    Next,
+    Table,
+    known_columns,
+    listed,
+    report,
+)
 
 KINDS = ("original", "raw", "jpeg", "qoi", "zstd", "tokens")
-LABELS = ("stored", "order", "classes", "skipped", "ignored", "verified")
-ITEM = " " * 10
-"""Indents what belongs to the line above."""
+LABELS = "pack.label_"
 
 
 def render_pack(packed: Mapping[str, Any], *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the report of a `flatout.pack/1` document."""
-    say = messages(language)
     order = words("pack.unshuffled")
     if packed["order"] == "shuffled":
         order = words("pack.shuffled", seed=str(packed["seed"]))
-    facts: dict[str, list[Text]] = {"stored": [_stored(packed)], "order": [order]}
+    rows: list[tuple[str, Text]] = [("stored", _stored(packed)), ("order", order)]
     if packed["classes"]:
         # Some are named: a folder of splits looks like classes called train and val.
         more = ", ..." if packed["classes"] > len(packed["classes_first"]) else ""
-        facts["classes"] = [f"{packed['classes']}: {', '.join(packed['classes_first'])}{more}"]
+        first = ", ".join(packed["classes_first"])
+        rows.append(("classes", f"{packed['classes']}: {first}{more}"))
     if packed["skipped"]:
         place = f"{packed['folder']}/skipped.jsonl"
         skipped = words("pack.skipped_in", n=_count(packed["skipped"]), place=place)
-        facts["skipped"] = [skipped, *packed["skipped_first"]]
+        rows += [("skipped", skipped), *(("", each) for each in packed["skipped_first"])]
     if packed["ignored"]:
-        facts["ignored"] = [words("pack.other_kind", n=_count(packed["ignored"], "file"))]
-    if packed["verification"]:
-        facts["verified"] = [_verified(packed), *packed["verification"]["problems"]]
-    head = wrapped(say.text(_headline(packed)), width)
-    command = f'data = flatout.data.open("{packed["folder"]}")'
-    return _report([*head, "", *_labelled(facts, LABELS, say, width)], command, say, width)
+        rows.append(("ignored", words("pack.other_kind", n=_count(packed["ignored"], "file"))))
+    if found := packed["verification"]:
+        rows += [("verified", _verified(packed)), *(("", each) for each in found["problems"])]
+    then = Next(command=f'data = flatout.data.open("{packed["folder"]}")')
+    facts = Facts(rows=tuple(rows), labels=LABELS)
+    return report((_headline(packed), facts, then), messages(language), width)
 
 
 def render_check(checked: Mapping[str, Any], *, width: int = 80, language: str = ENGLISH) -> str:
@@ -51,18 +55,16 @@ def render_check(checked: Mapping[str, Any], *, width: int = 80, language: str =
         size=format_bytes(checked["bytes"]),
     )
     if checked["is_sound"]:
-        sound = words("pack.sound", where=where, time=format_duration(checked["seconds"]))
-        return _report(wrapped(say.text(sound), width), "", say, width)
+        took = format_duration(checked["seconds"])
+        return report([words("pack.sound", where=where, time=took)], say, width)
     problems = _count(checked["num_problems"], "problem")
-    lines = wrapped(say.text(words("pack.unsound", where=where, problems=problems)), width)
-    for item in checked["problems"]:
-        lines += wrapped(say.text(item), width, indent=ITEM)
-    return _report(lines, say("pack.again"), say, width)
+    head = words("pack.unsound", where=where, problems=problems)
+    then = Next(command=say("pack.again"))
+    return report((head, listed(checked["problems"]), then), say, width)
 
 
 def render_files(found: Mapping[str, Any], *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the report of a `flatout.pack_files/1` document."""
-    say = messages(language)
     rate = found["files"] / found["seconds"] if found["seconds"] else 0.0
     head = words(
         "pack.copied",
@@ -72,44 +74,43 @@ def render_files(found: Mapping[str, Any], *, width: int = 80, language: str = E
         time=format_duration(found["seconds"]),
         rate=format_rate(rate),
     )
-    facts: dict[str, list[Text]] = {
-        "order": [words("pack.shuffled_files", seed=str(found["seed"]))]
-    }
+    order, mixing = words("pack.shuffled_files", seed=str(found["seed"])), ""
     if found["uneven"] is not None:
         now, before = f"{found['uneven']:.2f}", f"{found['uneven_before']:.2f}"
         mixing = words("pack.neighbours", now=now, before=before, folder=found["source"])
-        facts["mixing"] = [mixing]
-    lines = [*wrapped(say.text(head), width), "", *_labelled(facts, facts, say, width)]
-    return _report(lines, "flatout tune --numerics training train.py", say, width)
+    facts = Facts(rows=(("order", order), ("mixing", mixing)), labels=LABELS)
+    then = Next(command="flatout tune --numerics training train.py")
+    return report((head, facts, then), messages(language), width)
 
 
 def render_formats(found: Mapping[str, Any], *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the report of a `flatout.formats/1` document: a row a format, the fastest first."""
-    say = messages(language)
     own = found["costs"][0]
     costs = sorted(found["costs"], key=lambda cost: -cost["images_per_s"])
     exact = [cost for cost in costs if not cost["difference"] and cost["name"] in KINDS]
     best = exact[0] if exact and exact[0]["images_per_s"] > own["images_per_s"] else None
-    titles = [say(f"pack.{x}") for x in ("bytes_per_image", "decode_per_image", "per_core")]
-    titles.append(say("pack.all_cores", n=say.text(_count(found["usable_cores"], "core"))))
-    if own["cores_needed"]:
-        titles.append(say("pack.cores_needed"))
-    columns = [
-        Column(say("pack.format")),
-        *(Column(x, is_number=True) for x in titles),
-        Column(say("pack.pixels")),
-    ]
-    lines = [*wrapped(say.text(_fastest(own, best, found["images"])), width), ""]
-    lines += [*table(columns, [_format_row(cost, found, say) for cost in costs]), ""]
-    facts: dict[str, list[Text]] = {}
-    if found["not_installed"]:
-        facts["missing"] = [words("pack.not_installed", names=tuple(found["not_installed"]))]
-    facts |= {"decode": [words("pack.decode_is")], "storage": [_storage(found)]}
-    lines += _labelled(facts, ("missing", "decode", "storage"), say, width)
-    command = ""
+    all_cores = words("pack.all_cores", n=_count(found["usable_cores"], "core"))
+    formats = Table(
+        columns=(
+            *("format", "bytes_per_image", "decode_per_image", "per_core"),
+            *(all_cores, "cores_needed", "pixels"),
+        ),
+        rows=tuple(_format_row(cost, found) for cost in costs),
+    )
+    absent = found["not_installed"]
+    facts = Facts(
+        rows=(
+            ("missing", words("pack.not_installed", names=tuple(absent)) if absent else ""),
+            ("decode", words("pack.decode_is")),
+            ("storage", _storage(found)),
+        ),
+        labels=LABELS,
+    )
+    blocks: list[Block] = [_fastest(own, best, found["images"]), known_columns(formats), facts]
     if best:
-        command = f"flatout pack {shlex.quote(found['source'])} DST --encode {best['name']}"
-    return _report(lines, command, say, width)
+        source = shlex.quote(found["source"])
+        blocks.append(Next(command=f"flatout pack {source} DST --encode {best['name']}"))
+    return report(blocks, messages(language), width)
 
 
 def _fastest(own: Mapping[str, Any], best: Mapping[str, Any] | None, images: int) -> Sentence:
@@ -124,21 +125,20 @@ def _fastest(own: Mapping[str, Any], best: Mapping[str, Any] | None, images: int
     )
 
 
-def _format_row(cost: Mapping[str, Any], found: Mapping[str, Any], say: Messages) -> list[str]:
+def _format_row(cost: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[Text, ...]:
     rate = format_rate(cost["images_per_s"])
     if found["read_bytes_per_s"] and cost["total_bytes"] > found["free_memory_bytes"]:
-        rate = say("pack.bound_by_storage", rate=rate)
-    row = [
+        rate = words("pack.bound_by_storage", rate=rate)
+    off = f"{cost['difference']:.1f}"
+    return (
         cost["name"],
         format_bytes(cost["bytes_per_image"]),
         f"{cost['decode_ms']:.2f} ms",
         format_rate(cost["images_per_s_per_core"]),
         rate,
-    ]
-    if cost["cores_needed"]:
-        row.append(f"{cost['cores_needed']:.2g}")
-    off = f"{cost['difference']:.1f}"
-    return [*row, say("pack.off_by", n=off) if cost["difference"] else say("pack.the_same")]
+        f"{cost['cores_needed']:.2g}" if cost["cores_needed"] else UNKNOWN,
+        words("pack.off_by", n=off) if cost["difference"] else words("pack.the_same"),
+    )
 
 
 def _storage(found: Mapping[str, Any]) -> Sentence:
@@ -146,23 +146,6 @@ def _storage(found: Mapping[str, Any]) -> Sentence:
     if not found["read_bytes_per_s"]:
         return words("pack.storage_unknown", free=free)
     return words("pack.storage_rate", rate=format_bytes(found["read_bytes_per_s"]), free=free)
-
-
-def _labelled(
-    facts: Mapping[str, Sequence[Text]], names: Iterable[str], say: Messages, width: int
-) -> list[str]:
-    """Return facts behind labels as wide as the widest of these names, each above its items."""
-    size = max(cell_len(say(f"pack.{name}")) for name in names)
-    lines: list[str] = []
-    for name, (text, *items) in facts.items():
-        lines += labelled(padded(say(f"pack.{name}"), size), say.text(text), width)
-        lines += [line for x in items for line in wrapped(say.text(x), width, indent=ITEM)]
-    return lines
-
-
-def _report(lines: Sequence[str], command: str, say: Messages, width: int) -> str:
-    end = ["", *labelled(say("label.next"), command, width)] if command else []
-    return safe("\n".join([*lines, *end]), say) + "\n"
 
 
 def _headline(packed: Mapping[str, Any]) -> Sentence:

@@ -1,12 +1,12 @@
 """The report of `plan`: will it fit, what fills the memory, what would make it fit, and where."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from flatout.records.memory import TensorAtPeak
 from flatout.records.messages import (
     ENGLISH,
-    Messages,
     Sentence,
     Text,
     joined,
@@ -16,10 +16,26 @@ from flatout.records.messages import (
     words,
 )
 from flatout.records.parallel import spec_to_toml
-from flatout.records.plan import MAX_BATCH, Amount, NumberSource, ParallelPlan, Plan, Rung
+from flatout.records.plan import (
+    MAX_BATCH,
+    Amount,
+    NumberSource,
+    ParallelAdvice,
+    ParallelPlan,
+    Plan,
+    Rung,
+)
 from flatout.records.units import format_bytes, format_ms, format_share
-from flatout.reporting.blocks import label_cell, safe
-from flatout.reporting.tables import NOTHING, Column, labelled, table, wrapped
+from flatout.reporting.blocks import (
+    UNKNOWN,
+    WORD_COLUMNS,
+    Block,
+    Facts,
+    Next,
+    Table,
+    known_columns,
+    report,
+)
 from flatout.reporting.templates import render
 
 SMALL_TIME = 0.005
@@ -29,19 +45,11 @@ MOST_RUNGS = 8
 MOST_RUNGS_ON_A_PAGE = 20
 MOST_WAYS = 6
 MOST_REJECTED = 12
-COMPONENTS = ("part", "bytes", "share", "known_by")
-TENSORS = ("largest", "shape", "what", "made_by")
-LARGEST_BATCH = "batch"
-RUNGS = ("way", "peak", "saves", "time", "fits", LARGEST_BATCH, "known_by")
+LABELS = "fit.label_"
+COMPONENTS = ("part", "size", "share", "known_by")
+TENSORS = ("largest", "shape", "kind", "made_by")
+RUNGS = ("way", "peak", "saves", "time", "fits", "largest_batch", "known_by")
 WAYS = ("spread_as", "step", "fullest", "exchange", "bubble", "time_known_by")
-TEXTS = frozenset(
-    {
-        *("part", "known_by", "shape", "what", "made_by", "way", "fits"),
-        *("spread_as", "time_known_by"),
-    }
-)
-"""Columns that hold no numbers."""
-LABEL_WIDTH = 8
 WIDTH, HEIGHT = 1000.0, 260.0
 HEADROOM = 1.04
 ORDER = (
@@ -87,17 +95,16 @@ def amount_words(amount: Amount) -> Text:
     return words("fit.interval", size=text, low=low, high=high)
 
 
-def component_rows(plan: Plan) -> list[tuple[Text, ...]]:
+def components(plan: Plan) -> Table:
     """Return name, bytes, share of what is used, and how it is known; nothing that is zero."""
-    parts = [(named("part", name), amount) for name, amount in plan.components.items()]
     total = max(1, plan.used.bytes)
-    rows: list[tuple[Text, ...]] = [
+    parts: list[tuple[Text, Amount]] = [(named("part", x), y) for x, y in plan.components.items()]
+    rows = tuple(
         (name, format_bytes(one.bytes), f"{100 * one.bytes / total:.1f} %", _known_by(one))
-        for name, one in parts
+        for name, one in (*parts, (words("fit.in_all"), plan.used))
         if one.bytes
-    ]
-    whole = words("fit.in_all")
-    return [*rows, (whole, format_bytes(plan.used.bytes), "100.0 %", _known_by(plan.used))]
+    )
+    return Table(columns=COMPONENTS, rows=rows)
 
 
 def _known_by(amount: Amount) -> Sentence:
@@ -151,7 +158,7 @@ def batch_words(plan: Plan) -> Text:
     return most
 
 
-def _facts(plan: Plan) -> list[tuple[str, Text]]:
+def _facts(plan: Plan) -> tuple[tuple[str, Text], ...]:
     used, keep = amount_words(plan.used), ""
     if plan.batch:
         used = words("fit.used", amount=used, batch=str(plan.batch))
@@ -159,15 +166,14 @@ def _facts(plan: Plan) -> list[tuple[str, Text]]:
         parts = plan.accumulating
         about = {"n": str(parts.steps), "part": str(parts.micro_batch)}
         keep = words("fit.keep", batch=str(plan.batch), **about)
-    facts: list[tuple[str, Text]] = [
+    return (
         ("used", used),
         ("peak", peak_words(plan)),
         ("batch", batch_words(plan)),
         ("keep", keep),
         ("formula", formula_words(plan)),
         ("checked", plan.checked),
-    ]
-    return [(label, text) for label, text in facts if text]
+    )
 
 
 def choice_words(rung: Rung) -> str:
@@ -179,7 +185,7 @@ def _is_same_time(rung: Rung) -> bool:
     return abs(rung.time_ratio - 1) < SMALL_TIME
 
 
-def rung_rows(plan: Plan, most: int) -> list[tuple[Text, ...]]:
+def rungs(plan: Plan, most: int) -> Table:
     """Return way, peak, saved, time, whether it fits, the largest batch, and how it is known."""
     rows: list[tuple[Text, ...]] = []
     # The first ways, and the script as it is wherever that is.
@@ -193,32 +199,33 @@ def rung_rows(plan: Plan, most: int) -> list[tuple[Text, ...]]:
             (
                 choice_words(rung),
                 format_bytes(rung.peak_bytes),
-                format_bytes(rung.saved_bytes) if rung.choices else NOTHING,
-                time if rung.choices else NOTHING,
+                format_bytes(rung.saved_bytes) if rung.choices else UNKNOWN,
+                time if rung.choices else UNKNOWN,
                 words(fits if rung.fits else "survey.says_no"),
-                str(rung.largest_batch) if rung.largest_batch else NOTHING,
+                str(rung.largest_batch) if rung.largest_batch else UNKNOWN,
                 known,
             )
         )
-    return rows
+    return known_columns(Table(columns=RUNGS, rows=tuple(rows)))
 
 
-def tensor_rows(tensors: Sequence[TensorAtPeak]) -> list[tuple[Text, ...]]:
+def tensors(largest: Sequence[TensorAtPeak]) -> Table:
     """Return size, shape, what it is, and the line that made it."""
-    return [
+    rows = tuple(
         (
             format_bytes(tensor.bytes),
-            " ".join(filter(None, ["x".join(map(str, tensor.shape)), tensor.dtype])) or NOTHING,
+            " ".join(filter(None, ["x".join(map(str, tensor.shape)), tensor.dtype])) or UNKNOWN,
             named("tensor_kind", tensor.kind.replace(" ", "_"))
             if tensor.kind
             else named("phase", tensor.phase),
-            ", ".join(filter(None, [tensor.module, tensor.line or tensor.operator])) or NOTHING,
+            ", ".join(filter(None, [tensor.module, tensor.line or tensor.operator])) or UNKNOWN,
         )
-        for tensor in tensors
-    ]
+        for tensor in largest
+    )
+    return Table(columns=TENSORS, rows=rows)
 
 
-def way_rows(plans: Sequence[ParallelPlan]) -> list[tuple[Text, ...]]:
+def ways(plans: Sequence[ParallelPlan]) -> Table:
     """Return spec, step, memory, exchange, bubble and source of the ways that fit."""
     rows: list[tuple[Text, ...]] = []
     for plan in plans:
@@ -230,29 +237,29 @@ def way_rows(plans: Sequence[ParallelPlan]) -> list[tuple[Text, ...]]:
             (
                 plan.spec.label,
                 format_ms(plan.step_ms.value),
-                format_bytes(int(plan.peak_bytes.value)) if plan.peak_bytes else NOTHING,
+                format_bytes(int(plan.peak_bytes.value)) if plan.peak_bytes else UNKNOWN,
                 *(_share(plan, name) for name in ("communication", "bubble")),
                 words(f"known_by.{'profile' if is_measured else plan.step_ms.source.value}"),
             )
         )
-    return rows
+    return known_columns(Table(columns=WAYS, rows=tuple(rows)))
 
 
 def _share(plan: ParallelPlan, name: str) -> str:
     found = plan.shares.get(name)
-    return format_share(min(1.0, found.value)) if found is not None else NOTHING
+    return format_share(min(1.0, found.value)) if found is not None else UNKNOWN
 
 
-def rejected_lines(plans: Sequence[ParallelPlan]) -> list[Text]:
-    """Return a line for each rejected way; those that are too many are counted."""
-    rejected = [plan for plan in plans if not plan.fits]
+def rejected(plans: Sequence[ParallelPlan]) -> Facts:
+    """Return why each way was rejected; those that are too many are counted."""
+    found = [plan for plan in plans if not plan.fits]
     lines: list[Text] = [
-        words("way.rejected", way=plan.spec.label, why=plan.why)
-        for plan in rejected[:MOST_REJECTED]
+        words("joint.because", one=plan.spec.label, other=plan.why)
+        for plan in found[:MOST_REJECTED]
     ]
-    if len(rejected) > MOST_REJECTED:
-        lines.append(words("way.more_rejected", n=str(len(rejected) - MOST_REJECTED)))
-    return lines
+    if len(found) > MOST_REJECTED:
+        lines.append(words("way.more_rejected", n=str(len(found) - MOST_REJECTED)))
+    return Facts(rows=tuple(("rejected", line) for line in lines), labels="way.label_")
 
 
 def next_command(plan: Plan, workload: str, gpu: str) -> str:
@@ -295,57 +302,34 @@ def render_plan(
     plan: Plan, *, workload: str, gpu: str = "", width: int = 80, language: str = ENGLISH
 ) -> str:
     """Return the report: the answer, the evidence, the next command."""
-    say = messages(language)
-    told = headline(plan)
+    blocks = _blocks(plan, next_command(plan, workload, gpu))
+    return report(blocks, messages(language), width)
+
+
+def _blocks(plan: Plan, command: str) -> Iterator[Block]:
     if plan.advice:
-        told = words("fit.whole_batch", headline=told)
-    lines = [*advice_lines(plan, say, width), *wrapped(say.text(told), width), ""]
-    for name, text in _facts(plan):
-        label = label_cell(name, say, "fit.label_", LABEL_WIDTH)
-        lines += labelled(label, say.text(text), width)
-    lines += ["", *_table(COMPONENTS, component_rows(plan), say)]
-    if plan.largest:
-        lines += ["", *_table(TENSORS, tensor_rows(plan.largest[:MOST_TENSORS]), say)]
-    if plan.ladder:
-        rows = rung_rows(plan, MOST_RUNGS)
-        at = RUNGS.index(LARGEST_BATCH)
-        kept = [i for i in range(len(RUNGS)) if i != at or any(row[i] != NOTHING for row in rows)]
-        shown = [[row[i] for i in kept] for row in rows]
-        lines += ["", *_table([RUNGS[i] for i in kept], shown, say)]
-    if plan.notes:
-        lines.append("")
-        for note in plan.notes:
-            lines += labelled(say("fit.note"), say.text(note), width)
-    lines += ["", f"{say('label.next')}  {next_command(plan, workload, gpu)}"]
-    return safe("\n".join(lines), say) + "\n"
+        yield from _advice(plan, plan.advice)
+        yield words("fit.whole_batch", headline=headline(plan))
+    else:
+        yield headline(plan)
+    yield Facts(rows=_facts(plan), labels=LABELS)
+    yield components(plan)
+    yield tensors(plan.largest[:MOST_TENSORS])
+    yield rungs(plan, MOST_RUNGS)
+    yield Facts(rows=tuple(("note", note) for note in plan.notes), labels=LABELS)
+    yield Next(command=command)
 
 
-def advice_lines(plan: Plan, say: Messages, width: int) -> list[str]:
-    """Return the verdict, the ways that fit, and the rejected ones; nothing for one GPU."""
-    advice = plan.advice
-    if advice is None:
-        return []
-    lines = [*wrapped(say.text(advice.verdict), width), ""]
-    rows = way_rows(plan.parallel)[:MOST_WAYS]
-    if rows:
-        lines += [*_table(WAYS, rows, say, "way"), ""]
-    if advice.batch:
-        kept, why = say("way.batch_stays", batch=advice.batch), ""
+def _advice(plan: Plan, found: ParallelAdvice) -> Iterator[Block]:
+    """Yield the verdict, the ways that fit, and the rejected ones."""
+    yield found.verdict
+    shown = ways(plan.parallel)
+    yield replace(shown, rows=shown.rows[:MOST_WAYS])
+    if found.batch:
         first = next((one for one in plan.parallel if one.fits), None)
-        if first:
-            why = say.text(words("way.why", way=first.spec.label, why=first.why))
-        lines += [*wrapped(f"{kept} {why}".strip(), width), ""]
-    for line in rejected_lines(plan.parallel):
-        lines += wrapped(say.text(line), width)
-    return lines if lines[-1] == "" else [*lines, ""]
-
-
-def _table(
-    names: Sequence[str], rows: Sequence[Sequence[Text]], say: Messages, family: str = "fit"
-) -> list[str]:
-    titles = ((say(f"{family}.column_{name}"), name not in TEXTS) for name in names)
-    columns = [Column(title, is_number=is_number) for title, is_number in titles]
-    return table(columns, [[say.text(cell) for cell in row] for row in rows])
+        why = words("way.why", way=first.spec.label, why=first.why) if first else ""
+        yield words("way.batch_stays", batch=str(found.batch), why=why)
+    yield rejected(plan.parallel)
 
 
 def plan_html(plan: Plan, *, workload: str, gpu: str = "", language: str = ENGLISH) -> str:
@@ -359,9 +343,9 @@ def plan_html(plan: Plan, *, workload: str, gpu: str = "", language: str = ENGLI
             "say": messages(language),
             "plan": plan,
             "headline": headline(plan),
-            "way_columns": WAYS,
-            "ways": way_rows(plan.parallel),
-            "rejected": rejected_lines(plan.parallel),
+            "words": WORD_COLUMNS,
+            "ways": ways(plan.parallel),
+            "rejected": rejected(plan.parallel).rows,
             "workload": workload,
             "facts": _facts(plan),
             "width": WIDTH,
@@ -372,9 +356,9 @@ def plan_html(plan: Plan, *, workload: str, gpu: str = "", language: str = ENGLI
             "top": format_bytes(_top(plan) / HEADROOM),
             "capacity": format_bytes(plan.capacity_bytes),
             "told": words("fit.curve", peak=peak_words(plan)),
-            "components": component_rows(plan),
-            "tensors": tensor_rows(plan.largest),
-            "rungs": rung_rows(plan, MOST_RUNGS_ON_A_PAGE),
+            "components": components(plan),
+            "tensors": tensors(plan.largest),
+            "rungs": rungs(plan, MOST_RUNGS_ON_A_PAGE),
             "whys": [(choice_words(rung), rung.why) for rung in plan.ladder if rung.choices],
             "next_command": next_command(plan, workload, gpu),
         },

@@ -19,8 +19,19 @@ from flatout.records.messages import (
 )
 from flatout.records.roofline import Product, ProductAdvice, Roofline
 from flatout.records.units import format_bytes, format_ms, format_rate, format_share, with_prefix
-from flatout.reporting.blocks import escaped, fenced, label_cell, markdown_table, safe
-from flatout.reporting.tables import NOTHING, Column, labelled, table, wrapped
+from flatout.reporting.blocks import (
+    UNKNOWN,
+    Block,
+    Facts,
+    Next,
+    Section,
+    Table,
+    escaped,
+    known_columns,
+    markdown_lines,
+    report,
+    safe,
+)
 from flatout.reporting.templates import render
 
 MOST_ROWS = 20
@@ -38,16 +49,15 @@ SHORT = {
     "backward": "bwd",
 }
 """What a narrow column holds."""
+LABELS = "roofline.label_"
 CHANNELS = "channels "
 """What both layouts of a convolution begin with."""
-UNITS = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6))
+UNITS = {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "MFLOP/s": 1e6}
 WIDTH, HEIGHT = 640, 420
 LEFT, RIGHT, TOP, BOTTOM = 92, 16, 36, 44
 LEAST_RADIUS, MOST_RADIUS = 3.0, 14.0
 ROOM = 1.6
 """Room beyond the outermost points, as a factor: a point on the frame looks cut."""
-NUMBERS_FROM = 3
-"""The first column of the table that holds numbers."""
 
 
 def format_flops(count: float) -> str:
@@ -114,22 +124,15 @@ def facts(found: Roofline) -> Iterator[tuple[str, Text]]:
         yield "trust", words("roofline.unsound")
 
 
-def columns(found: Roofline) -> list[Text]:
-    """Return the titles of the table; sizes are rows, columns and what is summed over."""
-    names = ["product", "role", "as", "n", "intensity", "roof", "align", "step", "gain"]
-    names += ["tiles", "waves"] if found.ceilings.processors else []
-    titles: list[Text] = [words(f"roofline.column_{name}") for name in names]
-    titles.insert(names.index("roof"), _unit(found)[0])
-    return titles
-
-
-def beside(found: Roofline) -> Iterator[Text]:
-    """Yield sentences on what the table does not show."""
+def beyond_table(found: Roofline) -> Iterator[tuple[str, Text]]:
+    """Yield what the table does not show, what to change, and what to know: label and words."""
     if others := found.products[MOST_ROWS:]:
         spent_ms = sum(product.step_ms or 0.0 for product in others)
-        yield words("roofline.smaller", n=str(len(others)), time=format_ms(spent_ms))
+        yield "note", words("roofline.smaller", n=str(len(others)), time=format_ms(spent_ms))
     if found.attention_flops:
-        yield words("roofline.attention", flops=format_flops(found.attention_flops))
+        yield "note", words("roofline.attention", flops=format_flops(found.attention_flops))
+    yield from (("advice", advice_words(advice, found)) for advice in found.advice)
+    yield from (("note", note) for note in found.notes)
 
 
 def advice_words(advice: ProductAdvice, found: Roofline) -> Sentence:
@@ -172,36 +175,46 @@ def size_words(product: Product) -> Text:
     return sizes if product.batch == 1 else words("roofline.of", n=str(product.batch), sizes=sizes)
 
 
-def row(product: Product, found: Roofline) -> tuple[Text, ...]:
-    """Return the cells of a product."""
-    ceilings = found.ceilings
-    _, unit = _unit(found)
-    roof = ceilings.reachable(product.dtype, product.intensity)
-    share, gain = found.share(product), product.recoverable_ms(ceilings)
+def table_of(found: Roofline, *more: str) -> Table:
+    """Return the products, with more columns; sizes are rows, columns and what is summed over."""
+    most = max(found.ceilings.gemm_flops_per_s.values())
+    unit = next((name for name, size in UNITS.items() if most >= size), "MFLOP/s")
+    columns = (
+        *("product", "role", "as", "calls", "intensity", unit),
+        *("roof", "align", "step", "gain", "tiles", "waves", *more),
+    )
+    cells = [_cells(product, found, unit) for product in found.products[:MOST_ROWS]]
+    rows = tuple(tuple(row[name] for name in columns) for row in cells)
+    return known_columns(Table(columns=columns, rows=rows))
+
+
+def _cells(product: Product, found: Roofline, unit: str) -> dict[str, Text]:
+    """Return the cells of a product, by column."""
+    roof = found.ceilings.reachable(product.dtype, product.intensity)
+    gain = product.recoverable_ms(found.ceilings)
     is_conv = product.operator.startswith("convolution")
     sizes = size_words(product)
-    cells: list[Text] = [
-        words("roofline.convolution", sizes=sizes) if is_conv else sizes,
-        SHORT.get(product.role, product.role),
-        f"{SHORT.get(product.dtype, product.dtype)} {product.layout.removeprefix(CHANNELS)}",
-        f"{product.count:g}",
-        format_rate(product.intensity),
-        format_rate(product.flops_per_s / unit) if product.flops_per_s else NOTHING,
-        format_rate(roof / unit) if roof else NOTHING,
-        f"{product.aligned_bytes} B",
-        format_share(share) if share is not None else NOTHING,
-        format_ms(gain) if gain is not None else NOTHING,
-    ]
-    if ceilings.processors:
-        shares = (product.tile_share, product.wave_share)
-        cells += [NOTHING if value is None else format_share(value) for value in shares]
-    return tuple(cells)
+    layout = product.layout.removeprefix(CHANNELS)
+    rate = product.flops_per_s
+    return {
+        "product": words("roofline.convolution", sizes=sizes) if is_conv else sizes,
+        "role": SHORT.get(product.role, product.role),
+        "as": f"{SHORT.get(product.dtype, product.dtype)} {layout}",
+        "calls": f"{product.count:g}",
+        "intensity": format_rate(product.intensity),
+        unit: format_rate(rate / UNITS[unit]) if rate else UNKNOWN,
+        "roof": format_rate(roof / UNITS[unit]) if roof else UNKNOWN,
+        "align": f"{product.aligned_bytes} B",
+        "step": _share(found.share(product)),
+        "gain": UNKNOWN if gain is None else format_ms(gain),
+        "tiles": _share(product.tile_share),
+        "waves": _share(product.wave_share),
+        "flop": format_flops(product.flops),
+    }
 
 
-def _unit(found: Roofline) -> tuple[str, float]:
-    """Return the unit of the rates, chosen for the largest."""
-    most = max(found.ceilings.gemm_flops_per_s.values())
-    return next(((name, size) for name, size in UNITS if most >= size), UNITS[-1])
+def _share(value: float | None) -> str:
+    return UNKNOWN if value is None else format_share(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,47 +308,24 @@ def _description(found: Roofline, dots: list[Product]) -> Sentence:
 
 def render_roofline(found: Roofline, *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the report: the answer, the ceilings, the products, what to change, what to type."""
-    say = messages(language)
-    lines = [*wrapped(say.text(headline(found)), width), ""]
-    for name, text in facts(found):
-        lines += labelled(label_cell(name, say, "roofline.label_"), say.text(text), width)
-    if found.products:
-        titles = [
-            Column(say.text(title), is_number=number >= NUMBERS_FROM)
-            for number, title in enumerate(columns(found))
-        ]
-        rows = (row(product, found) for product in found.products[:MOST_ROWS])
-        lines += ["", *table(titles, [[say.text(cell) for cell in cells] for cells in rows])]
-    for text in beside(found):
-        lines += wrapped(say.text(text), width)
-    told = [advice_words(advice, found) for advice in found.advice]
-    for title, texts in (("advice", told), ("notes", found.notes)):
-        lines += ["", say(f"roofline.title_{title}")] if texts else []
-        for text in texts:
-            lines += wrapped(say.text(text), width, indent="- ", hanging="  ")
-    lines += ["", *labelled(say("label.next"), next_command(found), width)]
-    return safe("\n".join(lines), say) + "\n"
+    blocks = (headline(found), *_numbers(found), Next(command=next_command(found)))
+    return report(blocks, messages(language), width)
 
 
 def roofline_markdown(found: Roofline, language: str = ENGLISH) -> str:
     """Return the report: the answer, the ceilings, the products, what to change, what to type."""
     say = messages(language)
+    # Here is room for the operations of one call, too.
+    numbers = Section(name="numbers", blocks=_numbers(found, "flop"))
+    then = Section(name="next", blocks=(Next(command=next_command(found)),))
     lines = [f"# {escaped(say.text(headline(found)))}", ""]
-    for name, text in facts(found):
-        lines.append(f"- {say(f'roofline.label_{name}')}: {escaped(say.text(text))}")
-    if found.products:
-        # Here is room for the operations of one call, too.
-        what, *others = columns(found)
-        titles = [say.text(title) for title in (what, "FLOP", *others)]
-        rule = ["---", "--:", *["---"] * 2, *["--:"] * (len(titles) - 4)]
-        body = []
-        for product in found.products[:MOST_ROWS]:
-            what, *others = row(product, found)
-            cells = (what, format_flops(product.flops), *others)
-            body.append([escaped(say.text(cell)) for cell in cells])
-        lines += ["", *markdown_table(titles, rule, body), ""]
-    told = [advice_words(advice, found) for advice in found.advice]
-    points = (*beside(found), *told, *found.notes)
-    lines += [f"- {escaped(say.text(text))}" for text in points]
-    lines += ["", say("roofline.next"), "", *fenced(next_command(found), "sh")]
-    return safe("\n".join(lines), say) + "\n"
+    lines += [line for section in (numbers, then) for line in markdown_lines(section, say)]
+    return safe("\n".join(lines[:-1]), say) + "\n"
+
+
+def _numbers(found: Roofline, *more: str) -> tuple[Block, ...]:
+    return (
+        Facts(rows=tuple(facts(found)), labels=LABELS),
+        *([table_of(found, *more)] if found.products else []),
+        Facts(rows=tuple(beyond_table(found)), labels=LABELS),
+    )

@@ -4,13 +4,12 @@ from flatout.records.ablation import Survey, SurveyRow
 from flatout.records.messages import ENGLISH, Sentence, Text, interval_of, messages, words, written
 from flatout.records.technique import Numerics
 from flatout.records.units import format_duration, format_ratio
-from flatout.reporting.blocks import UNKNOWN, Block, Facts, Next, Table, safe, terminal_lines
+from flatout.reporting.blocks import UNKNOWN, Block, Next, Table, listed, report
 from flatout.reporting.tuning.verdict import STOPPED
 
 
 def render_survey(survey: Survey, *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the report: the answer, the table, what it does not show, what to type next."""
-    say = messages(language)
     device = survey.baseline.device_name
     blocks: tuple[Block, ...] = (
         _headline(survey),
@@ -23,11 +22,10 @@ def render_survey(survey: Survey, *, width: int = 80, language: str = ENGLISH) -
             rows=tuple(_row(row) for row in survey.rows),
             details=tuple(_detail(row) for row in survey.rows),
         ),
-        Facts(rows=tuple(("", text) for text in _notes(survey))),
+        listed(_notes(survey)),
         Next(command=next_command(survey)),
     )
-    shown = ["\n".join(terminal_lines([block], say, width)) for block in blocks]
-    return safe("\n\n".join(shown), say) + "\n"
+    return report(blocks, messages(language), width)
 
 
 def next_command(survey: Survey) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
 from flatout.records.live import LiveGpu, LiveHost, LiveJob, LiveTrainer, LiveView
-from flatout.records.messages import ENGLISH, Messages, Text, messages, named, words
+from flatout.records.messages import ENGLISH, Text, messages, named, words
 from flatout.records.units import (
     format_bytes,
     format_duration,
@@ -13,53 +13,64 @@ from flatout.records.units import (
     format_rate,
     format_share,
 )
-from flatout.reporting.blocks import Facts, label_cell, safe, terminal_lines
+from flatout.reporting.blocks import Block, Facts, Table, report
 from flatout.reporting.profile.sentences import unseen
-from flatout.reporting.tables import Column, table
 
 LABELS = "watch.label_"
 BAR_WIDTH = 20
 MAX_RANKS = 8
 """Rows for training processes: one machine's devices."""
 UNKNOWN = "n/a"
+GPU_COLUMNS = (
+    *("gpu", "gpu_util", "sm", "tensor", "memory"),
+    *("power", "clock", "temperature", "others"),
+)
 
 
 def render_watch(view: LiveView, *, width: int = 80, language: str = ENGLISH) -> str:
     """Return the view: the job, the GPUs, the host, and what is missing."""
-    say = messages(language)
-    lines = [f"flatout watch  {view.at}"]
+    return report(_blocks(view), messages(language), width)
+
+
+def _blocks(view: LiveView) -> Iterator[Block]:
+    yield f"flatout watch  {view.at}"
     if view.job is not None:
-        lines += ["", *_job(view.job, say, width)]
-    if view.gpus:
-        lines += ["", *_gpus(view.gpus, say)]
-    notes = (("note", note) for note in view.notes)
-    rows: tuple[tuple[str, Text], ...] = (("host", tuple(_host(view.host))), *notes)
-    lines += ["", *terminal_lines([Facts(rows=rows, labels=LABELS)], say, width)]
-    return safe("\n".join(lines), say) + "\n"
+        yield Facts(rows=tuple(_job(view.job)), labels=LABELS)
+        if len(view.job.trainers) > 1:
+            yield _ranks(view.job.trainers)
+    yield Table(columns=GPU_COLUMNS, rows=tuple(map(_gpu, view.gpus)))
+    reasons = dict.fromkeys(
+        reason
+        for gpu in view.gpus
+        for name, reason in gpu.readings.missing.items()
+        if name in ("all", "util_share", "sm_active_share")
+    )
+    rows = [("unknown", reason) for reason in list(reasons)[:2]]
+    notes = [("note", note) for note in view.notes]
+    yield Facts(rows=(*rows, ("host", tuple(_host(view.host))), *notes), labels=LABELS)
 
 
-def _job(job: LiveJob, say: Messages, width: int) -> list[str]:
+def _job(job: LiveJob) -> Iterator[tuple[str, Text]]:
     age = min((trainer.age_s for trainer in job.trainers), default=0.0)
     state = named("watch_state", job.state)
     if age > 5:
         state = words("watch.last_step", state=state, age=format_duration(age))
     took = format_duration(job.elapsed_s)
     about = {"workload": job.workload, "kind": job.kind, "time": took, "state": state}
-    rows: list[tuple[str, Text]] = [("job", words("watch.job", **about)), ("folder", job.folder)]
+    yield "job", words("watch.job", **about)
+    yield "folder", job.folder
     if not job.trainers:
-        return terminal_lines([Facts(rows=tuple(rows), labels=LABELS)], say, width)
+        return
     first = job.trainers[0]
-    rows.append(("speed", tuple(_speed(job, first))))
-    lines = terminal_lines([Facts(rows=tuple(rows), labels=LABELS)], say, width)
+    yield "speed", tuple(_speed(job, first))
     for name in ("data_wait", "busy"):
         shares = (t.busy_share if name == "busy" else t.shares.get(name) for t in job.trainers)
         if known := [share for share in shares if share is not None]:
             share = fmean(known)
             bar = "#" * round(min(1.0, share) * BAR_WIDTH)
-            lines.append(f"{label_cell(name, say, LABELS)}  {format_share(share).rjust(5)}  {bar}")
-    last = (("memory", _memory(job.trainers)), ("loss", _loss(first)))
-    lines += terminal_lines([Facts(rows=last, labels=LABELS)], say, width)
-    return [*lines, *(_ranks(job.trainers, say) if len(job.trainers) > 1 else [])]
+            yield name, f"{format_share(share):7}{bar}"
+    yield "memory", _memory(job.trainers)
+    yield "loss", _loss(first)
 
 
 def _speed(job: LiveJob, first: LiveTrainer) -> Iterator[Text]:
@@ -90,39 +101,23 @@ def _loss(trainer: LiveTrainer) -> str:
     return words("watch.loss", loss=loss, n=str(trainer.loss_step))
 
 
-def _ranks(trainers: Sequence[LiveTrainer], say: Messages) -> list[str]:
-    rows = [
-        [
+def _ranks(trainers: Sequence[LiveTrainer]) -> Table:
+    rows = (
+        (
             str(trainer.rank),
             str(trainer.step),
             _or_unknown(trainer.step_ms, format_ms),
             _or_unknown(trainer.samples_per_s, format_rate),
             _or_unknown(trainer.shares.get("data_wait"), format_share),
-        ]
+        )
         for trainer in trainers[:MAX_RANKS]
-    ]
-    titles = ("rank", "step", "step_time", "samples", "data_wait")
-    columns = [Column(say(f"watch.column_{title}"), is_number=True) for title in titles]
-    return ["", *table(columns, rows)]
-
-
-def _gpus(gpus: Sequence[LiveGpu], say: Messages) -> list[str]:
-    titles = ("util", "sm", "tensor", "memory", "power", "clock", "temperature", "others")
-    columns = [Column(say(f"watch.column_{title}"), is_number=True) for title in titles]
-    columns.insert(0, Column("GPU"))
-    lines = table(columns, [_gpu(gpu) for gpu in gpus])
-    reasons = dict.fromkeys(
-        reason
-        for gpu in gpus
-        for name, reason in gpu.readings.missing.items()
-        if name in ("all", "util_share", "sm_active_share")
     )
-    return lines + [f"{UNKNOWN}: {say.text(reason)}" for reason in list(reasons)[:2]]
+    return Table(columns=("rank", "step", "step_ms", "speed", "data_wait"), rows=tuple(rows))
 
 
-def _gpu(gpu: LiveGpu) -> list[str]:
+def _gpu(gpu: LiveGpu) -> tuple[str, ...]:
     now = gpu.readings
-    return [
+    return (
         f"{gpu.index} {gpu.name}{' *' if gpu.is_of_job else ''}",
         _or_unknown(now.util_share, format_share),
         _or_unknown(now.sm_active_share, format_share),
@@ -132,7 +127,7 @@ def _gpu(gpu: LiveGpu) -> list[str]:
         _or_unknown(now.clock_mhz, lambda mhz: f"{mhz:.0f} MHz"),
         _or_unknown(now.temperature_c, lambda degrees: f"{degrees:.0f} C"),
         str(now.other_processes),
-    ]
+    )
 
 
 def _host(host: LiveHost) -> Iterator[Text]:

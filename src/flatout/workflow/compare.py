@@ -92,7 +92,7 @@ def _of_profiles(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Cont
 def _distrust(a: Profile, b: Profile) -> list[str]:
     """Return why one of the two must not be trusted, as its own report said."""
     return [
-        words("compare.distrust", side=words(f"compare.{side}"), why=why)
+        words("compare.distrust", side=words(f"compare.label_{side}"), why=why)
         for side, found in (("baseline", a), ("candidate", b))
         for why in found.invalid
     ]
@@ -148,7 +148,7 @@ def _of_runs(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Contrast
         _quantity(words("compare.whole_run"), "s", a.seconds, b.seconds),
     ]
     notes = [
-        words("compare.ended", side=words(f"compare.{x}"), code=str(r.exit_code))
+        words("compare.ended", side=words(f"compare.label_{x}"), code=str(r.exit_code))
         for x, r in (("baseline", a), ("candidate", b))
         if r.exit_code
     ]

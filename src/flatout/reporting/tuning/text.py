@@ -3,10 +3,18 @@
 from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
-from rich.cells import cell_len
 
 from flatout.records.ablation import Ablation, Contrast, Quantity
-from flatout.records.messages import ENGLISH, Messages, Sentence, Text, interval_of, messages, words
+from flatout.records.messages import (
+    ENGLISH,
+    Messages,
+    Sentence,
+    Text,
+    interval_of,
+    messages,
+    words,
+    written,
+)
 from flatout.records.recipe import Recipe
 from flatout.records.units import (
     format_bytes,
@@ -25,11 +33,13 @@ from flatout.reporting.blocks import (
     columns_of,
     escaped,
     fenced,
+    listed,
     markdown_lines,
+    report,
     safe,
     terminal_lines,
 )
-from flatout.reporting.tables import NOTHING, Column, labelled, padded, sentence, table, wrapped
+from flatout.reporting.tables import NOTHING, table, wrapped
 from flatout.reporting.templates import render
 from flatout.reporting.tuning.speedup_chart import LadderRow, ladder_rows, ladder_svg, staged_svg
 from flatout.reporting.tuning.staged import staged_section
@@ -89,7 +99,7 @@ def render_ablation(
     staged = terminal_lines(section.blocks, say, width) if section else []
     answer = terminal_lines([headline(ablation)], say, width)
     top = [*answer, "", *terminal_lines([where(ablation)], say, width), ""]
-    end = ["", f"{say('label.next')}  {next_command(ablation, place)}"]
+    end = ["", *terminal_lines([Next(command=next_command(ablation, place))], say, width)]
     if details:
         points = (*reasons(ablation), ending(ablation))
         body = [*_lines(rows, say, width), "", *_points(points, say, width)]
@@ -103,7 +113,7 @@ def render_ablation(
 
 
 def _points(texts: Sequence[Text], say: Messages, width: int) -> list[str]:
-    return terminal_lines([Facts(rows=tuple(("", text) for text in texts))], say, width)
+    return terminal_lines([listed(texts)], say, width)
 
 
 def _below_stages(
@@ -217,7 +227,7 @@ def ablation_markdown(
     """Return the report: the answer, the table, what it does not show, what to do."""
     say = messages(language)
     columns = (EVERYTHING[0], "settings", *EVERYTHING[1:])
-    points = Facts(rows=tuple(("", text) for text in (*reasons(ablation), ending(ablation))))
+    points = listed((*reasons(ablation), ending(ablation)))
     staged = staged_section(ablation)
     sections = (
         Section(name="tried", blocks=(table_of(ladder_rows(ablation, say), columns),)),
@@ -275,22 +285,15 @@ def render_contrast(
     language: str = ENGLISH,
 ) -> str:
     """Return the report: the answer, the numbers of both results, how far to trust them."""
-    say = messages(language)
-    one, other, change = (say(f"compare.{name}") for name in ("baseline", "candidate", "change"))
-    columns = [Column(""), *(Column(title, is_number=True) for title in (one, other, change))]
-    size = max(map(cell_len, (one, other)))
-    lines = [
-        *wrapped(say.text(_headline(contrast)), width),
-        "",
-        *labelled(padded(one, size), baseline, width),
-        *labelled(padded(other, size), candidate, width),
-        "",
-        *table(columns, [_row(quantity, say) for quantity in contrast.quantities]),
-        "",
-    ]
-    for note in contrast.notes:
-        lines += wrapped(sentence(say.text(note)), width, indent="- ", hanging="  ")
-    return safe("\n".join(lines).rstrip("\n"), say) + "\n"
+    sides = (("baseline", baseline), ("candidate", candidate))
+    titles = (words(f"compare.label_{side}") for side, _path in sides)
+    blocks = (
+        _headline(contrast),
+        Facts(rows=sides, labels="compare.label_"),
+        Table(columns=("reading", *titles, "change"), rows=tuple(map(_row, contrast.quantities))),
+        listed(words("joint.end", text=written(note)) for note in contrast.notes),
+    )
+    return report(blocks, messages(language), width)
 
 
 def _headline(contrast: Contrast) -> Sentence:
@@ -303,8 +306,8 @@ def _headline(contrast: Contrast) -> Sentence:
     return words(f"compare.{name}", ratio=ratio, meaning=contrast.meaning, proof=proof)
 
 
-def _row(quantity: Quantity, say: Messages) -> list[str]:
+def _row(quantity: Quantity) -> tuple[Text, ...]:
     before, after = quantity.baseline, quantity.candidate
     # A loss or a reward may be below zero: what rises from there is more, not less.
     change = f"{100 * (after - before) / abs(before):+.1f} %" if before else NOTHING
-    return [say.text(quantity.name), *map(FORMATS[quantity.unit], (before, after)), change]
+    return (quantity.name, *map(FORMATS[quantity.unit], (before, after)), change)
