@@ -203,9 +203,11 @@ def table_of(
     rows: Sequence[LadderRow], columns: Sequence[str], details: Sequence[str] = ()
 ) -> Table:
     """Return columns of the rows as a block, with a line below each row that has details."""
+    came_in = [row.is_kept and row.kind != "baseline" for row in rows]
     return Table(
         columns=tuple(columns),
         rows=tuple(tuple(getattr(row, name) for name in columns) for row in rows),
+        kinds=tuple(row.kind + " kept" * kept for row, kept in zip(rows, came_in, strict=True)),
         details=tuple(details),
     )
 
@@ -255,6 +257,7 @@ def ablation_html(
 ) -> str:
     """Return the page: the answer, the plot, the table, what it does not show, what to do."""
     say = messages(language)
+    rows = ladder_rows(ablation, say)
     return render(
         "ladder.html.j2",
         {
@@ -264,9 +267,8 @@ def ablation_html(
             "where": where(ablation),
             # The plots were escaped when they were rendered.
             "plot": Markup(ladder_svg(ablation, language)),  # noqa: S704  made by us
-            "columns": EVERYTHING[1:],
             "words": WORD_COLUMNS,
-            "rows": ladder_rows(ablation, say),
+            "tried": table_of(rows, EVERYTHING, [row.settings for row in rows]),
             "staged": staged_section(ablation),
             "staged_plot": Markup(staged_svg(ablation, language) or ""),  # noqa: S704  made by us
             "reasons": (*reasons(ablation), ending(ablation)),
