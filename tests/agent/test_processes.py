@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from flatout.agent import processes
-from flatout.agent.processes import ORPHANED_EXIT_CODE, die_with_parent, kill_started_with
+from flatout.agent.processes import (
+    ORPHANED_EXIT_CODE,
+    descendants,
+    die_with_parent,
+    kill_started_with,
+    stat_columns,
+)
+from flatout.launch.supervisor import _state_of
+from flatout.launch.trial_folders import started_ticks
 
 LASTS = """
 import sys, time
@@ -58,6 +66,38 @@ def test_a_child_of_a_helper_thread_outlives_the_thread():
 
     with children[0] as child:
         assert child.wait() == 0
+
+
+NAMED = """
+import ctypes, time
+ctypes.CDLL(None).prctl(15, "a학습프로그램".encode())  # PR_SET_NAME: its first 15 bytes
+print("named", flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.fixture
+def cut_name():
+    """A process whose name ends in the middle of a character."""
+    with subprocess.Popen([sys.executable, "-c", NAMED], stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        yield child.pid
+        child.kill()
+
+
+def test_a_process_whose_name_is_cut_inside_a_character_is_seen_as_any_other(cut_name):
+    assert cut_name in descendants(os.getpid())
+    assert started_ticks(cut_name) is not None
+    assert _state_of(cut_name).startswith(f"{cut_name} sleeping")
+
+
+def test_of_a_process_that_is_gone_nothing_is_known():
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as child:
+        child.wait()
+
+    assert stat_columns(child.pid) == []
+    assert started_ticks(child.pid) is None
+    assert _state_of(child.pid) == ""
 
 
 def test_processes_are_ended_by_what_is_in_their_environment(tmp_path):

@@ -165,3 +165,18 @@ def test_every_compilation_is_counted_beyond_those_of_which_torch_keeps_a_record
         call(torch.ones(size))
 
     assert recording.compile_facts().recompiles == 4
+
+
+def test_a_stop_ends_the_process_also_where_those_below_it_cannot_be_ended(recorder, monkeypatch):
+    def fail():
+        raise ValueError
+
+    def end(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(recorder, "write", lambda why: None)
+    monkeypatch.setattr(recording, "kill_own_descendants", fail)
+    monkeypatch.setattr(os, "_exit", end)
+
+    with pytest.raises(SystemExit):
+        recorder.finish("done")

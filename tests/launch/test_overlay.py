@@ -65,5 +65,15 @@ def test_folder_with_a_mount_below_is_refused(folders):
     assert not overlay.can_overlay(Path("/"), scratch)
 
 
+def test_a_disk_whose_name_is_not_utf8_is_a_mount_as_any_other(folders, tmp_path, monkeypatch):
+    work, scratch = folders
+    mounts = tmp_path / "mountinfo"
+    mounts.write_bytes(b"36 1 8:1 / %b/\xc7\xd1 rw - vfat /dev/sdb1 rw\n" % bytes(work))
+    monkeypatch.setattr(overlay, "MOUNTS", mounts)
+
+    assert not overlay.can_overlay(work, scratch)
+    assert overlay.can_overlay(scratch, work)
+
+
 def test_plain_folder_is_allowed(folders):
     assert overlay.can_overlay(*folders)

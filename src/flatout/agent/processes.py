@@ -88,10 +88,9 @@ def descendants(pid: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        with contextlib.suppress(OSError):
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                children.setdefault(int(parent), []).append(int(entry.name))
+        columns = stat_columns(int(entry.name))
+        if columns and columns[0] != "Z":
+            children.setdefault(int(columns[1]), []).append(int(entry.name))
     found: list[int] = []
     todo = [pid]
     while todo:
@@ -99,6 +98,16 @@ def descendants(pid: int) -> list[int]:
         found += below
         todo += below
     return found
+
+
+def stat_columns(pid: int) -> list[str]:
+    """Return what the kernel says of a process, from its state on; nothing of one that is gone.
+
+    The name before that is any 15 bytes: the kernel cuts it, also in the middle of a character.
+    """
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
+    return []
 
 
 def cleans_up(argv: Sequence[str]) -> bool:

@@ -528,8 +528,10 @@ class Recorder:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the script's own may have no `flush`
                 stream.flush()
-        kill_own_descendants()
-        os._exit(0)
+        try:
+            kill_own_descendants()
+        finally:  # the supervisor kills what is left
+            os._exit(0)
 
     def write(self, why: str) -> None:
         """Write the result once, under its final name only when it is whole."""

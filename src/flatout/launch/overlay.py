@@ -13,6 +13,7 @@ CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 MS_REC = 0x4000
 MS_PRIVATE = 1 << 18
+MOUNTS = Path("/proc/self/mountinfo")
 
 
 def can_overlay(folder: Path, scratch: Path) -> bool:
@@ -64,5 +65,6 @@ def _check(result: int, what: str) -> None:
 
 
 def _mount_points() -> list[Path]:
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return [Path(line.split()[4].replace("\\040", " ")) for line in lines]
+    # As bytes: a disk from another system may have a name that is not UTF-8.
+    lines = MOUNTS.read_bytes().splitlines()
+    return [Path(os.fsdecode(line.split()[4]).replace("\\040", " ")) for line in lines]

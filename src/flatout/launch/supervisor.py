@@ -29,6 +29,7 @@ from flatout.agent.processes import (
     descendants,
     die_with_parent,
     kill_descendants,
+    stat_columns,
     without_cleaners,
 )
 from flatout.agent.undo_journal import UNRECORDED_SIGN
@@ -220,8 +221,8 @@ def _stuck(pid: int, beat: "_Heartbeat") -> dict[str, Any]:
 
 def _state_of(pid: int) -> str:
     """Return a process's number, state and what the kernel says it waits in."""
-    with contextlib.suppress(OSError):
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    with contextlib.suppress(OSError, IndexError):  # it is gone
+        state = stat_columns(pid)[0]
         waits_in = Path(f"/proc/{pid}/wchan").read_text().strip("0\n")
         return f"{pid} {STATES.get(state, state)}{' in ' if waits_in else ''}{waits_in}"
     return ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.agent.journal_file import boot_id
+from flatout.agent.processes import stat_columns
 from flatout.launch.folder_lock import WAIT_S, FolderBusyError, hold_folder
 from flatout.launch.overlay import can_overlay
 from flatout.launch.rollback import stale_copies
@@ -123,11 +124,9 @@ def is_alive(pid: int) -> bool:
 
 def started_ticks(pid: int) -> int | None:
     """Return when a process started, in ticks since boot: with the number it is unique."""
-    try:
-        columns = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(columns[19]) if columns[0] not in "ZX" else None  # starttime, see proc(5)
+    columns = stat_columns(pid)
+    runs = columns and columns[0] not in "ZX"
+    return int(columns[19]) if runs else None  # starttime, see proc(5)
 
 
 def forget_ended(root: Path) -> None:
