@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -297,13 +297,13 @@ class _Progress:
         """Note what failed."""
         _write_lines(self.failed, left)
 
-    def cut(self, index: int, needed: Container[str]) -> None:
+    def cut(self, index: int, failed: Iterable[Entry]) -> None:
         """Cut the journal off before a line that was undone, and remove a copy it was the last of.
 
-        Copies stay in the folders that are still needed.
+        Copies stay in the folders of what failed.
         """
         folder = self.last_uses.get(index)
-        if folder is not None and folder not in needed:
+        if folder is not None and folder not in {str(Path(one.path).parent) for one in failed}:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 Path(folder, BESIDE + self.journal.parent.name).unlink()
         os.truncate(self.journal, self.starts[index])
@@ -318,7 +318,8 @@ def _last_uses(entries: Sequence[Entry | None]) -> Mapping[int, str]:
         if entry is not None and entry.kind == "renamed" and entry.other:
             for folder in [one for one in known if is_at_or_below(one, entry.path)]:
                 known[entry.other + folder[len(entry.path) :]] = known.pop(folder)
-    return {i: str(Path(e.path).parent) for i, e in enumerate(entries) if e and i in known.values()}
+    used = set(known.values())
+    return {i: str(Path(e.path).parent) for i, e in enumerate(entries) if e and i in used}
 
 
 def restore(root: Path, was: Path | None = None) -> tuple[Undone, int]:
@@ -442,10 +443,10 @@ def _undo_all(
     if not is_clock_sure and until < math.inf:
         until = -math.inf  # whatever is there may be newer
     # For the next try: what failed, and what has to be known for it.
-    kept = {i: entry for i, entry in enumerate(entries) if entry and entry.kind not in KINDS}
-    num_known = len(kept)
+    failed: dict[int, Entry] = {}
+    known = {i: entry for i, entry in enumerate(entries) if entry and entry.kind not in KINDS}
     for index in reversed(range(len(lines))):
-        entry, before = entries[index], dict(kept)
+        entry = entries[index]
         if entry is None:
             undone.kept += _unreadable(lines[index])
         elif entry.kind in KINDS:
@@ -457,23 +458,21 @@ def _undo_all(
                 kept=undone.kept,
                 spared=undone.spared,
             )
-            has_failed = len(kept) > num_known
             if changed is None:
                 undone.failed.append(
                     f"{entry.path} is not in the folders of the trial, and was left alone"
                 )
-                kept[index] = entry
-            elif not _undo_one(changed, place, undone, is_expected=has_failed):
-                kept[index] = entry
-            elif entry.kind == "renamed" and has_failed:
-                kept |= {i: _carried(one, entry) for i, one in kept.items() if i > index}
+                failed[index] = entry
+            elif not _undo_one(changed, place, undone, is_expected=bool(failed)):
+                failed[index] = entry
+            elif entry.kind == "renamed" and failed:
+                failed = {i: _carried(one, entry) for i, one in failed.items()}
+                known |= {i: _carried(one, entry) for i, one in known.items() if i > index}
         if progress is not None:
-            if kept != before:
-                progress.keep(_lines_of(kept))
-            progress.cut(
-                index, {str(Path(e.path).parent) for e in kept.values() if e.kind in KINDS}
-            )
-    return _lines_of(kept) if len(kept) > num_known else []
+            if index in failed or (failed and entry and entry.kind == "renamed"):
+                progress.keep(_lines_of(known | failed))
+            progress.cut(index, failed.values())
+    return _lines_of(known | failed) if failed else []
 
 
 def _unreadable(line: bytes) -> list[str]:
