@@ -1,4 +1,5 @@
 import importlib
+import os
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from flatout.data.images.substitution import InWorker
 from flatout.records.errors import NotApplicable
 from flatout.records.journey import Journey
 from flatout.records.technique import hook_points_of
-from flatout.techniques.data.worker_threads import VARIABLES, OneThread, WorkerThreads
+from flatout.techniques.data.worker_threads import VARIABLES, OneThread, WorkerThreads, _libraries
 from tests.rules.journey_facts import worker
 from tests.techniques.data.samples import Numbers
 from tests.techniques.facts import loader, machine, profile
@@ -46,6 +47,15 @@ def test_libraries_in_a_worker_have_one_thread(context):
     found = list(WorkerThreads().epoch(DataLoader(**asked)))
 
     assert found == [1, 1]
+
+
+def test_a_mapped_file_whose_name_is_not_utf8_hides_no_library(tmp_path):
+    found = list(_libraries())
+    path = os.fsdecode(bytes(tmp_path) + b"/\xc7\xd1.npy")  # as Windows in Korea wrote it
+    mapped = np.memmap(path, np.uint8, "w+", shape=4)
+
+    assert list(_libraries()) == found
+    assert mapped.sum() == 0
 
 
 class OpenCV(Numbers):

@@ -154,7 +154,7 @@ class _Code:
     """The ranges of memory that hold code of torch's libraries."""
 
     def __init__(self) -> None:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        maps = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
         parts = (line.split() for line in maps)
         own = (p for p in parts if "libtorch" in p[-1] or "libc10" in p[-1])
         ranges = (p[0].partition("-") for p in own if "x" in p[1])

@@ -82,7 +82,7 @@ glibc: MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_, see the tec
     def start(self) -> None:
         """Make sure that the process really runs with it."""
         if self.library == "tcmalloc":
-            if "tcmalloc" not in Path("/proc/self/maps").read_text(encoding="utf-8"):
+            if "tcmalloc" not in Path("/proc/self/maps").read_text(errors="surrogateescape"):
                 raise NotApplicable(
                     "tcmalloc was not preloaded; install it (Debian: apt install "
                     "libtcmalloc-minimal4) or take library='glibc'"

@@ -157,7 +157,7 @@ def _unneeded(profile: Profile) -> str:
 def _libraries() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the loaded libraries that have threads of their own, with their functions."""
     try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return  # not Linux: OpenCV is limited all the same
     paths = {line.split(maxsplit=5)[5] for line in lines if ".so" in line and "/" in line}
