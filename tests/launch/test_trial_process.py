@@ -3,6 +3,7 @@
 import json
 import os
 import py_compile
+import signal
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,22 @@ def test_a_folder_below_a_cache_is_as_before_after_a_trial(monkeypatch, tmp_path
 
     assert ending.exit_code == 0
     assert (tmp_path / "data/work/last.pt").read_text() == "epoch 90"
+
+
+def test_a_helper_that_a_script_interrupts_ends_as_without_flatout(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import signal, subprocess\n"
+        "with subprocess.Popen(['sleep', '60']) as helper:\n"
+        "    helper.send_signal(signal.SIGINT)\n"
+        "    try:\n"
+        "        raise SystemExit(-helper.wait(10))\n"
+        "    finally:\n"
+        "        helper.kill()\n"
+    )
+
+    ending = run_process(workload_of(tmp_path, "train.py"), ProcessOptions(entry="nothing"))
+
+    assert ending.exit_code == signal.SIGINT
 
 
 def test_no_python_is_started_with_an_option_that_python_3_10_lacks():

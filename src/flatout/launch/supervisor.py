@@ -110,6 +110,8 @@ def _start(spec: Mapping[str, Any]) -> tuple["subprocess.Popen[bytes]", bool]:
 
     def prepare() -> None:
         die_with_parent()
+        # What is ignored stays so in every program: helpers that a script ends by it would not end.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         if wants_overlay:
             overlay.enter_overlay(cwd, folder)
             die_with_parent()  # the request is dropped when credentials change
