@@ -58,8 +58,10 @@ def test_a_tuning_of_what_does_not_exist_is_refused(asked, words, tmp_path, monk
         flatout.tune("train.py", **asked)
 
 
-@pytest.mark.parametrize("words", [("train.py --layers 2",), ("train.py", "--layers", "2")])
-def test_a_plan_takes_a_whole_command_or_its_words(words, monkeypatch):
+@pytest.mark.parametrize("layers", ["2", "2" * 300])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_plan_takes_a_whole_command_or_its_words(is_whole, layers, monkeypatch):
+    words = [f"train.py --layers {layers}"] if is_whole else ["train.py", "--layers", layers]
     asked = []
 
     def plan(target, arguments, _):
@@ -70,7 +72,7 @@ def test_a_plan_takes_a_whole_command_or_its_words(words, monkeypatch):
 
     flatout.plan(*words, gpu="l4")
 
-    assert asked == [("train.py", "--layers", "2")]
+    assert asked == [("train.py", "--layers", layers)]
 
 
 def test_a_recipe_that_spreads_a_training_is_run_on_its_ranks(tmp_path, monkeypatch):

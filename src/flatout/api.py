@@ -6,6 +6,7 @@ and that a notebook shows as a page.
 """
 
 import html
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -243,7 +244,8 @@ def plan(
     """
     from flatout.workflow import plan as planning
 
-    is_whole = not arguments and not Path(target).exists()
+    # Not `Path.exists`, which raises for a name that is too long, as a whole command may be.
+    is_whole = not arguments and not os.path.exists(target)  # noqa: PTH110
     words = _words(target) if is_whole else [target, *arguments]
     options = planning.PlanOptions(gpu=gpu, batch=batch)
     planned = planning.plan(words[0], tuple(words[1:]), options)

@@ -229,6 +229,19 @@ def test_a_whole_command_in_quotes_is_named(length):
         parse_workload("train.py --name " + "a" * length, [])
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "words"),
+    [
+        ("LR=0.1 python train.py ", "", "put it before flatout"),
+        ("train.py --name ", ":task", "type its words without quotes around all"),
+        ("train.py --name ", "/out", "there is no script"),
+    ],
+)
+def test_a_command_in_quotes_that_no_file_could_be_called_is_refused(start, end, words):
+    with pytest.raises(UserError, match=words):
+        parse_workload(start + "a" * 300 + end, [])
+
+
 def test_a_command_line_can_be_typed_again(folder):
     (folder / "my train.py").touch()
 

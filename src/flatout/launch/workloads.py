@@ -49,7 +49,8 @@ def _workload(target: str, arguments: list[str]) -> Workload:
     if target == MODULE:
         return _module(arguments)
     path, colon, name = target.rpartition(":")
-    if colon and name.isidentifier() and not Path(target).exists():
+    # Here and below not Path's own, which raise for a name that is too long: a command in quotes.
+    if colon and name.isidentifier() and not os.path.exists(target):  # noqa: PTH110
         return _task(Path(path), name, arguments)
     _check_script(Path(target))
     if target.startswith("-"):
@@ -75,7 +76,7 @@ def _unwrapped(words: list[str], options: list[str]) -> list[str]:
     Python's own options among them are added to `options`.
     """
     first, *rest = words
-    if SETTING.match(first) and not Path(first).exists():
+    if SETTING.match(first) and not os.path.exists(first):  # noqa: PTH110
         raise UserError(f"{first} sets a variable: put it before flatout, as before python")
     if first in RUNNERS and rest[:1] == ["run"]:
         return _unwrapped(
@@ -90,7 +91,6 @@ def _unwrapped(words: list[str], options: list[str]) -> list[str]:
         if tuple(words[: len(launcher)]) == launcher:
             return [MODULE, module, *words[len(launcher) :]]
     installed = Path(sys.executable).parent / first
-    # Not `installed.is_file()`, which raises for a name that is too long.
     is_installed = first == installed.name and os.path.isfile(installed)  # noqa: PTH113
     is_command = is_installed and not Path(first).exists()
     return [str(installed), *rest] if is_command else words
@@ -148,7 +148,6 @@ def _task(path: Path, name: str, arguments: Sequence[str]) -> Workload:
 
 
 def _check_script(path: Path) -> None:
-    # Not `path.is_dir()`, which raises for a name that is too long, as a whole command in quotes.
     if os.path.isdir(path):  # noqa: PTH112
         raise UserError(f"{path} is a folder, not a script{_instead(path)}")
     if not os.path.exists(path):  # noqa: PTH110
@@ -178,7 +177,7 @@ def _instead(folder: Path, wanted: str = "train.py") -> str:
         found = []
     scripts = sorted(found)
     if not scripts:
-        return f"; there is no .py file in {folder}" if folder.is_dir() else ""
+        return f"; there is no .py file in {folder}" if os.path.isdir(folder) else ""  # noqa: PTH112
     nearest = difflib.get_close_matches(wanted, scripts, n=1, cutoff=0.0)[0]
     return f"; did you mean {folder / nearest}?"
 
