@@ -77,14 +77,15 @@ def test_without_a_plan_nothing_is_said(tmp_path, capfd):
 
 
 @pytest.mark.chaos
-def test_out_of_memory_says_where_and_what_would_have_fit(tmp_path, capfd):
+@pytest.mark.parametrize("step", [3, 9])
+def test_out_of_memory_says_where_and_what_would_have_fit(tmp_path, capfd, step):
     plan = read_plan(write_plan(tmp_path, rung("activation_checkpointing mode=full")))
 
-    code = run(hungry(tmp_path, "--fails-at 3"), Recipe(), RunOptions(plan=plan))
+    code = run(hungry(tmp_path, f"--fails-at {step}"), Recipe(), RunOptions(plan=plan))
 
     said = capfd.readouterr().err
     assert code == 1
-    assert "flatout: out of memory in other of step 3;" in said
+    assert f"flatout: out of memory in other of step {step};" in said
     assert (
         "by the plan these would have fit: activation_checkpointing mode=full "
         "(saves 512.0 MiB, 1.25x the time)"

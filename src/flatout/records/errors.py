@@ -57,10 +57,10 @@ def describe_exhaustion(noted: Mapping[str, Any]) -> str:
     """Return where memory ran out, which component grew most, and what held how much.
 
     >>> describe_exhaustion({
-    ...     "phase": "forward", "step": 3, "before": {"parameters": 2**30},
+    ...     "phase": "forward", "step": 9, "before": {"parameters": 2**30}, "since": 3,
     ...     "components": {"parameters": 2**30, "gradients": 2**29},
     ... })
-    'in forward of step 3; gradients grew by 512.0 MiB since the step before; held were parameters \
+    'in forward of step 9; gradients grew by 512.0 MiB since step 3; held were parameters \
 1.00 GiB, gradients 512.0 MiB'
     """
     # Here: the training's process, which asks whether memory ran out, may lack what reads messages.
@@ -81,5 +81,6 @@ def describe_exhaustion(noted: Mapping[str, Any]) -> str:
     if name and growth[name] > 0:
         grew = "exhaustion.grew" if before else "exhaustion.grew_from_start"
         size = format_bytes(growth[name])
-        said.insert(0, words(grew, name=named("component", name), size=size))
+        since = str(noted["since"])
+        said.insert(0, words(grew, name=named("component", name), size=size, n=since))
     return joined(where, *said)

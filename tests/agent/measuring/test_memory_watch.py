@@ -1,10 +1,12 @@
 """What the watch asks of a device that is not here, and what it leaves as the script has it."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from flatout.agent.measuring import memory_watch
 from flatout.agent.measuring.memory_watch import MemoryWatch, components_of
 from flatout.agent.session import Session
 from flatout.records.trial_spec import TrialSpec
@@ -62,3 +64,20 @@ def test_of_a_model_on_two_devices_what_both_hold_is_told_apart(device, monkeypa
     session.add_root(SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=other)])))
 
     assert components_of(session) == {"activations and temporaries": 10 * MIB}
+
+
+def test_memory_that_ran_out_late_is_of_that_step_and_grew_since_the_latest_look(
+    tmp_path, monkeypatch
+):
+    session = Session(TrialSpec(folder=str(tmp_path), mode="run"))
+    monkeypatch.setattr(memory_watch, "components_of", lambda *_: {"buffers": session.made_steps})
+    watch = MemoryWatch(session, tmp_path)
+    session.on("segment", watch.saw_segment)
+
+    for _ in range(8):
+        session.end_segment(0)
+    watch.failed("out of memory", None)
+
+    (noted,) = map(json.loads, (path.read_text() for path in tmp_path.glob("oom-*.json")))
+    assert (noted["step"], noted["components"]) == (9, {"buffers": 8})
+    assert (noted["since"], noted["before"]) == (3, {"buffers": 3})

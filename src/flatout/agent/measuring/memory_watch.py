@@ -140,6 +140,7 @@ class MemoryWatch:
         self.base = resident_bytes()
         self.steps = 0
         self.latest: dict[str, int] = {}
+        self.latest_step = 0
         self.stream: CpuStream | None = None
         self.live_bytes = 0
 
@@ -172,6 +173,7 @@ class MemoryWatch:
         if self.plan is not None and self.steps == MEASURED_STEP:
             self.compare()
         self.latest = components_of(self.session, self.base)
+        self.latest_step = self.session.made_steps
         if self.plan is not None and self.steps == MEASURED_STEP - 1:
             self.begin_step()
 
@@ -221,14 +223,16 @@ class MemoryWatch:
 
     def failed(self, message: str, trace: TracebackType | None) -> None:
         """Note what held the memory when there was no more; the frames still hold it."""
+        self.session.record_noted()
         self.save(
             "oom",
             {
                 "message": message.splitlines()[0][:300],
                 "phase": phase_of(trace),
-                "step": self.steps + 1,
+                "step": self.session.made_steps + 1,
                 "components": components_of(self.session, self.base),
                 "before": self.latest,
+                "since": self.latest_step,
             },
         )
 
