@@ -39,7 +39,7 @@ def test_a_run_with_a_plan_leaves_the_scripts_peaks_alone(tmp_path, device, caps
     watch = MemoryWatch(session_on_device(), tmp_path, plan)
 
     watch.begin_step()
-    watch.compare()
+    watch.compare(2)
 
     assert device == []
     assert capsys.readouterr().err == (
@@ -81,3 +81,44 @@ def test_memory_that_ran_out_late_is_of_that_step_and_grew_since_the_latest_look
     (noted,) = map(json.loads, (path.read_text() for path in tmp_path.glob("oom-*.json")))
     assert (noted["step"], noted["components"]) == (9, {"buffers": 8})
     assert (noted["since"], noted["before"]) == (3, {"buffers": 3})
+
+
+class Built:
+    """Stands for an optimizer."""
+
+
+@pytest.mark.parametrize(
+    ("whos", "num_built", "begun", "compared"),
+    [
+        ([0] * 6, 1, 1, (2, "of step 2")),
+        ([0, 1] * 6, 2, 2, (4, "of step 2")),
+        ([0, 0, 0, 0, 0, 1] * 6, 2, 6, (12, "of step 2")),
+        ([0] * 16, 2, 10, (11, "of step 11")),
+    ],
+    ids=["one optimizer", "in turns", "five of a critic", "a second one that never steps"],
+)
+def test_a_whole_step_is_held_against_the_plan(
+    tmp_path, monkeypatch, whos, num_built, begun, compared
+):
+    session = Session(TrialSpec(mode="run"))
+    built = [Built() for _ in range(num_built)]
+    for each in built:
+        session.add_optimizer(each)
+    watch = MemoryWatch(session, tmp_path, {"device": "an H200", "allocated": MIB})
+    seen = []
+    monkeypatch.setattr(memory_watch, "components_of", lambda *_: {})
+    monkeypatch.setattr(watch, "begin_step", lambda: seen.append(sum(session.counts.values())))
+    monkeypatch.setattr(watch, "measured_on_cpu", lambda: {"allocated": MIB})
+    monkeypatch.setattr(
+        memory_watch,
+        "describe_comparison",
+        lambda *said: seen.append((sum(session.counts.values()), said[-1])) or "",
+    )
+    session.on("segment", watch.saw_segment)
+
+    for who in whos:
+        session.end_segment(who)
+
+    assert seen == [begun, compared]
+    assert session.listeners["segment"] == []
+    assert session.errors == []

@@ -24,6 +24,7 @@ from flatout.agent.ranks import rank_and_size
 from flatout.agent.session import Session
 from flatout.agent.training_device import find_cuda_device, find_cuda_devices
 from flatout.analysis.allocations import EARLIER, OWN, AllocationLook, AllocationSite, LiveBlock
+from flatout.analysis.steps import running_anchor
 from flatout.records.errors import is_out_of_memory
 from flatout.records.trial_result import Segment
 from flatout.records.units import format_bytes
@@ -112,8 +113,8 @@ def _address(tensor: Any) -> int:
 
 FIRST_STEPS = 3
 """Steps after which is looked: the optimizer has its state after the first."""
-MEASURED_STEP = 2
-"""The first steady step: it is held against the plan; on CUDA all that came before it as well."""
+MAX_WAIT = 10
+"""Steps of one optimizer in which others have to make their first, to be part of a step."""
 PHASES = (
     ("torch.nn.", "forward"),
     ("torch.autograd", "backward"),
@@ -138,7 +139,7 @@ class MemoryWatch:
         self.folder = folder
         self.plan = plan
         self.base = resident_bytes()
-        self.steps = 0
+        self.is_measuring = False
         self.latest: dict[str, int] = {}
         self.latest_step = 0
         self.stream: CpuStream | None = None
@@ -164,18 +165,25 @@ class MemoryWatch:
 
         return crashed
 
-    def saw_segment(self, _: Segment) -> None:
-        """Look after each of the first steps; measure the second where there is a plan."""
-        self.steps += 1
-        if self.steps > FIRST_STEPS:
-            self.session.off("segment", self.saw_segment)
+    def saw_segment(self, segment: Segment) -> None:
+        """Look after each of the first steps; where there is a plan, measure the first steady one.
+
+        That is the second, or of several optimizers the first that is known to be a whole one.
+        """
+        session = self.session
+        if segment.who != running_anchor(list(session.recent)):
             return
-        if self.plan is not None and self.steps == MEASURED_STEP:
-            self.compare()
-        self.latest = components_of(self.session, self.base)
-        self.latest_step = self.session.made_steps
-        if self.plan is not None and self.steps == MEASURED_STEP - 1:
+        is_known = session.knows_optimizers or max(session.counts.values()) >= MAX_WAIT
+        step = session.made_steps
+        if self.is_measuring:
+            self.compare(step)
+        self.latest = components_of(session, self.base)
+        self.latest_step = step
+        if is_known and self.plan is not None:
+            self.is_measuring = True
             self.begin_step()
+        elif is_known and step >= FIRST_STEPS:
+            session.off("segment", self.saw_segment)
 
     def begin_step(self) -> None:
         """Start to measure the next step, on the CPU.
@@ -189,21 +197,25 @@ class MemoryWatch:
         self.stream = CpuStream()
         self.stream.start()
 
-    def compare(self) -> None:
-        """Say on stderr what the step took, and how far off the plan was."""
-        assert self.plan is not None
+    def compare(self, step: int) -> None:
+        """Say on stderr what the step took, and how far off the plan was.
+
+        On CUDA all that came before it counts as well.
+        """
+        plan, self.plan, self.is_measuring = self.plan, None, False
+        assert plan is not None
         device = find_cuda_device(self.session)
         if device is not None:
             found = {
                 "allocated": torch.cuda.max_memory_allocated(device),
                 "reserved": torch.cuda.max_memory_reserved(device),
             }
-            when, plan = f"up to step {MEASURED_STEP}", self.plan
+            when = f"up to step {step}"
         else:
             found = self.measured_on_cpu()
             # Libraries of the CPU keep no workspaces in torch's memory.
-            planned = self.plan["allocated"] - self.plan.get("workspace", 0)
-            when, plan = f"of step {MEASURED_STEP}", {**self.plan, "allocated": planned}
+            planned = plan["allocated"] - plan.get("workspace", 0)
+            when, plan = f"of step {step}", {**plan, "allocated": planned}
         rank = rank_and_size()
         if found and (rank is None or rank[0] == 0):
             said = self.session.spec.translated(describe_comparison(found, plan, when))
