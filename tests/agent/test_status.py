@@ -13,6 +13,7 @@ from flatout.agent.status import COST, EVERY_S, Publisher, _Loss, device_now
 from flatout.records.phase_clock import NAMES, Clock
 from flatout.records.trial_result import LoaderSeen, Segment
 from flatout.records.trial_spec import TrialSpec
+from tests.paths import ROOT
 
 
 class Moments:
@@ -146,6 +147,12 @@ def test_records_are_as_rare_as_their_cost_asks(tmp_path, session, moments):
     # From the step's end: the clock of the step does not hold the writing.
     assert publisher.next_at - session.clock.since == pytest.approx(COST * 0.05)
     assert COST * 0.05 > EVERY_S
+
+
+def test_the_page_says_what_the_record_costs_at_most():
+    page = " ".join((ROOT / "docs/commands/watch.md").read_text().split())
+
+    assert f"every {COST:,} times as long as writing takes: at most {100 / COST:g} %" in page
 
 
 def test_a_folder_that_is_gone_ends_the_records_and_not_the_training(tmp_path, session, moments):
