@@ -45,9 +45,10 @@ def hold_folder(
         try:
             _lock(descriptor, how, folder, limit_s)
         except OSError:
-            status = os.fstat(descriptor)
+            file = _spare_file(os.fstat(descriptor), spare)
+            opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
             os.close(descriptor)
-            descriptor = os.open(_spare_file(status, spare), os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = opened
             _lock(descriptor, how, folder, limit_s)
         yield descriptor
     finally:
