@@ -144,6 +144,32 @@ print('went on')
     assert listing(work) == before
 
 
+def test_a_full_disk_ends_a_script_that_writes_a_name_which_is_not_utf8(tmp_path):
+    work = filled(tmp_path)
+    before = listing(work)
+    body = r"""
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    Path('\udcc7\udcd1.txt').write_text('x')
+except BaseException:
+    pass
+print('went on')
+"""
+    (tmp_path / "trial").mkdir()
+
+    ended = subprocess.run(
+        command(tmp_path, body), cwd=work, capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == UNRECORDED_EXIT_CODE
+    assert r"it was not done: " in ended.stderr
+    assert r"\udcc7\udcd1.txt" in ended.stderr
+    assert ended.stdout == ""
+    assert listing(work) == before
+
+
 @pytest.mark.parametrize(
     "line",
     [b"\xff\xfe", b"7", b"null", b'["moved", 1, 2, 3, 4]', b'["other", "/x"]', b"[" * 99_999],

@@ -126,8 +126,9 @@ class _Hook:
 
     def _end(self, what: str, number: int) -> NoReturn:
         """End the process: an exception would stop the call, but scripts go on after those."""
+        said = f"flatout: cannot be recorded, so it was not done: {what}\n"
         with contextlib.suppress(OSError):
-            os.write(2, f"flatout: cannot be recorded, so it was not done: {what}\n".encode())
+            os.write(2, said.encode(errors="backslashreplace"))  # a name may not be UTF-8
         if self.heartbeat is not None:
             with contextlib.suppress(OSError):
                 os.pwrite(self.heartbeat, bytes((1, number % 256)), UNRECORDED_SIGN)
