@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import subprocess
@@ -83,6 +84,58 @@ def test_only_silence_is_a_hang_however_long_a_training_takes(tmp_path, then, wh
     os.close(our_end)
     assert ending["why"] == why
     assert took_s > 8.0
+
+
+HELD_S = 6.0
+WAITS = """
+import fcntl, os, sys
+from flatout.launch import overlay, supervisor
+
+def refuse(*_):
+    raise OSError("this kernel allows none")
+
+overlay.enter_overlay = refuse
+fcntl.flock(int(sys.argv[2]), fcntl.LOCK_SH)
+print("waits", flush=True)
+supervisor.main(["", sys.argv[1]])
+"""
+
+
+def test_the_time_in_which_another_trial_holds_the_folder_is_none_of_the_trials(tmp_path):
+    life_line, our_end = os.pipe()
+    ours, theirs = os.open(tmp_path, os.O_RDONLY), os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(ours, fcntl.LOCK_SH)
+    spec = {
+        "folder": str(tmp_path),
+        "cwd": str(tmp_path),
+        "child_spec": str(tmp_path / "child.json"),
+        "child": {"not_journaled": []},
+        "argv": ["sleep", "0.2"],
+        "overlay": True,
+        "lock": theirs,
+        "life_line": life_line,
+        "limit_s": HELD_S / 2,
+        "hang_s": HELD_S / 2,
+    }
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS, str(tmp_path / "spec.json"), str(theirs)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=(life_line, theirs),
+    ) as supervisor:
+        supervisor.stdin.write(b"{}")
+        supervisor.stdin.close()
+        supervisor.stdout.readline()
+        time.sleep(HELD_S)
+        fcntl.flock(ours, fcntl.LOCK_UN)
+
+    for number in (life_line, our_end, ours, theirs):
+        os.close(number)
+    ending = json.loads((tmp_path / "ending.json").read_text())
+    assert (ending["why"], ending["exit_code"], ending["is_overlaid"]) == ("ended", 0, False)
+    assert ending["wall_s"] < HELD_S
 
 
 def test_a_log_that_grows_too_long_keeps_its_end(tmp_path):

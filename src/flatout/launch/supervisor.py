@@ -78,6 +78,7 @@ def main(argv: list[str]) -> int:
         if spec["lock"] is not None:
             open_claims(folder)  # they hold until this process ends
         child, is_overlaid = _start(spec)
+        started = time.monotonic()  # another trial may have held the folder until now
         ending = _watch(child, spec, started) | {"is_overlaid": is_overlaid}
     finally:
         for number in ENDING:  # a rollback is not left half done
