@@ -28,6 +28,9 @@ class ByAttribute:
     def __call__(self, samples):
         return samples
 
+    def collate(self, samples):
+        return samples
+
 
 def by_argument(samples, tokenizer):
     return tokenizer(samples)
@@ -41,6 +44,7 @@ def by_argument(samples, tokenizer):
         (Numbers(), by_global, "collate_fn"),
         (Numbers(), by_closure(), "collate_fn"),
         (Numbers(), ByAttribute(), "collate_fn"),
+        (Numbers(), ByAttribute().collate, "collate_fn"),
         (Numbers(), partial(by_argument, tokenizer=Tokenizer()), "collate_fn"),
         (Numbers(), None, ""),
         (Numbers(), list, ""),

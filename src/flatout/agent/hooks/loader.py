@@ -105,6 +105,7 @@ def _held_by_collate(collate: Any) -> Iterator[Any]:
     inner = getattr(collate, "func", collate)
     yield from (getattr(collate, "keywords", None) or {}).values()
     yield from getattr(inner, "__dict__", {}).values()
+    yield from getattr(getattr(inner, "__self__", None), "__dict__", {}).values()  # of a method
     yield from map(_content, getattr(inner, "__closure__", None) or ())
     known = getattr(inner, "__globals__", {})
     yield from (known[name] for name in _names(getattr(inner, "__code__", None)) if name in known)
