@@ -27,6 +27,17 @@ class Epochs(Numbers):
         self.epoch = epoch
 
 
+class Centred(Numbers):
+    """A data set that makes whole batches, each less its mean."""
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices):
+        mean = sum(indices) / len(indices)
+        return [torch.tensor(index - mean) for index in indices]
+
+
 class Augmented(Numbers):
     """Each sample is drawn from the three global streams, and the worker's seed."""
 

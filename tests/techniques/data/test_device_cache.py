@@ -16,7 +16,7 @@ from flatout.records.trial_spec import TrialSpec
 from flatout.techniques.data import device_cache
 from flatout.techniques.data.device_cache import DeviceCache, batches_on_device
 from flatout.techniques.data.persistent_workers import PersistentWorkers
-from tests.techniques.data.samples import Numbers, Stream
+from tests.techniques.data.samples import Centred, Numbers, Stream
 from tests.techniques.facts import GIB, gpu, loader, machine, pipeline, profile
 
 PROMISE = "asked of the guard in tests/data/test_techniques_in_trials.py"
@@ -169,6 +169,7 @@ def test_loaders_whose_batches_cannot_be_picked(asked, words):
         (RarelyNoisy(40), "draws random numbers"),
         (Words(), "holds a str"),
         (Growing(), "do not stack"),
+        (Centred(), "differ from its single samples"),
     ],
 )
 def test_sets_that_cannot_be_kept(dataset, words):

@@ -12,7 +12,7 @@ from flatout.records.errors import NotApplicable
 from flatout.techniques.data import ram_cache
 from flatout.techniques.data.ram_cache import RamCache, cache_samples
 from tests.data.photographs import Photographs, photograph
-from tests.techniques.data.samples import Epochs, Numbers, Stream
+from tests.techniques.data.samples import Centred, Epochs, Numbers, Stream
 from tests.techniques.facts import GIB, loader, machine, pipeline, profile
 
 PROMISE = ("pictures.py", {})
@@ -99,6 +99,7 @@ def test_random_samples_without_a_file_to_decode_are_left_alone():
         ([1, 2, 3], "in memory already"),
         (torch.zeros(3, 2), "in memory already"),
         (Numbers(0), "empty"),
+        (Centred(), "differ from its single samples"),
     ],
 )
 def test_sets_for_which_there_is_nothing_to_keep(dataset, words):

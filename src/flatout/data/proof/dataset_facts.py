@@ -80,6 +80,7 @@ PROBED = 16
 """Samples that are made twice: a flip of a coin from a stream of its own hides once in 65,536."""
 LIMIT_S = 30.0
 """Longest time for the samples; a data set that is slower still is not examined."""
+OTHER_BATCHES = "batches that the data set makes as a whole differ from its single samples"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,8 @@ def examine(dataset: Any, *, limit_s: float = LIMIT_S) -> Repeats:
 
     The samples are made in a forked copy of the process, each twice and with the random streams of
     Python, numpy and torch in different places. A data set that draws from these streams is seen
-    even where the draw did not show in the sample.
+    even where the draw did not show in the sample. One that makes whole batches must make them of
+    these samples.
     """
     if hasattr(dataset, "set_epoch"):
         return Repeats(trouble="the data set has set_epoch: its samples change with the epoch")
@@ -121,18 +123,26 @@ def _examine(dataset: Any, indices: Sequence[int]) -> dict[str, Any]:
     # Techniques import this module where there is no torch, which the streams need.
     from flatout.data.proof.random_streams import Streams
 
-    sizes: list[int] = []
+    samples: dict[int, bytes] = {}
     for index in indices:
         reseed(1)
         streams = Streams()
-        first = b"".join(encode(dataset[index]))
+        samples[index] = first = b"".join(encode(dataset[index]))
         if streams.are_moved():
             return {"trouble": f"sample {index} draws random numbers"}
         reseed(2)
         if b"".join(encode(dataset[index])) != first:
             return {"trouble": f"sample {index} is another one each time"}
-        sizes.append(len(first))
-    return {"sample_bytes": sum(sizes) // len(sizes)}
+    streams = Streams()
+    # Torch's loader asks for whole batches wherever it can, and not for samples. Batches of two
+    # sizes are made, and not in rising order: one that pads or sorts its batch shows.
+    for asked in (indices[::-1], indices[:2]) if getattr(dataset, "__getitems__", None) else ():
+        batch = [b"".join(encode(sample)) for sample in dataset.__getitems__(asked)]
+        if streams.are_moved():
+            return {"trouble": "a batch that the data set makes as a whole draws random numbers"}
+        if batch != [samples[index] for index in asked]:
+            return {"trouble": OTHER_BATCHES}
+    return {"sample_bytes": sum(map(len, samples.values())) // len(samples)}
 
 
 REMEMBERED = 3
