@@ -2,6 +2,9 @@ import multiprocessing
 import pickle
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +13,17 @@ import torch
 
 from flatout.data.proof.changes import ChangeWatch, find_change, state_of
 from tests.data.changing import CHANGES, Counting, Sized, Times
+
+
+@dataclass(slots=True)
+class Resize:
+    size: int
+    mode: str = "bilinear"
+
+
+class Crop(Resize):
+    """It inherits its slots, and is given attributes of its own as well."""
+
 
 OTHERS = {
     "list": ([[1, 2], [3, 4]], lambda x: x.__setitem__(0, [1, 9])),
@@ -29,6 +43,10 @@ OTHERS = {
         SimpleNamespace(transforms=[SimpleNamespace(size=(3, 3))]),
         lambda x: setattr(x.transforms[0], "size", (4, 4)),
     ),
+    "slots": (Resize(3), lambda x: setattr(x, "size", 4)),
+    "inherited slots": (Crop(3), lambda x: setattr(x, "size", 4)),
+    "partial": (partial(max, Times(1.0)), lambda x: setattr(x.args[0], "factor", 2.0)),
+    "arguments of a partial": (partial(max, key=1), lambda x: x.keywords.update(key=2)),
 }
 
 
@@ -52,6 +70,23 @@ def test_what_is_changed_in_place_is_seen(kind):
 
     assert find_change(before, state_of(dataset)) is None
     change(value)
+
+    assert find_change(before, state_of(dataset)) == "held"
+
+
+def test_a_path_that_is_asked_for_its_text_is_not_changed():
+    dataset = SimpleNamespace(root=Path("a") / "b")
+    before = state_of(dataset)
+    str(dataset.root)
+    hash(dataset.root)
+
+    assert find_change(before, state_of(dataset)) is None
+
+
+def test_a_slot_that_is_set_later_is_seen():
+    dataset = SimpleNamespace(held=Resize.__new__(Resize))
+    before = state_of(dataset)
+    dataset.held.size = 3
 
     assert find_change(before, state_of(dataset)) == "held"
 

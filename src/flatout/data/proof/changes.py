@@ -13,11 +13,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from logging import Logger
+from pathlib import PurePath
 from threading import Lock, get_ident
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 ELEMENTS = 16
@@ -39,8 +46,9 @@ SIZED = (list, tuple, dict, set, frozenset, deque)
 """Types that are known by how many they hold, too."""
 SHARED = "ctypes"
 """Where the types of numbers are from that processes share, as `multiprocessing.Value` does."""
-OPAQUE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Logger)
-"""What is known by identity alone: it leads to things that are none of the data set's."""
+OPAQUE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Logger, PurePath)
+"""What is known by identity alone: it leads to things that are none of the data set's. A path keeps
+its text in a slot once someone asks for it, and never changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +256,19 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
         found += [(ITEMS, item) for item in tuple(islice(value, ELEMENTS))]
     elif type(value).__module__.startswith("pandas.") and hasattr(value, "arrays"):
         found += [("its columns", array) for array in value.arrays]  # of a table's block manager
-    return [*found, *getattr(value, "__dict__", {}).items()]
+    elif isinstance(value, partial):
+        found += [(ITEMS, part) for part in (value.func, value.args, value.keywords)]
+    return [*found, *_in_slots(value), *getattr(value, "__dict__", {}).items()]
+
+
+def _in_slots(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what the classes of a value keep in `__slots__`, past any `__getattr__`."""
+    for owner in type(value).__mro__:
+        if vars(owner).get("__slots__"):
+            for name, slot in vars(owner).items():
+                if isinstance(slot, MemberDescriptorType):
+                    with suppress(AttributeError):  # not set
+                        yield name, slot.__get__(value)
 
 
 def _is_dataset(value: Any) -> bool:
