@@ -11,6 +11,7 @@ from flatout.data.caching import store_of
 from flatout.data.proof.dataset_facts import ALIKE
 from flatout.records.errors import NotApplicable
 from flatout.techniques.data.device_cache import DeviceCache, batches_on_device
+from flatout.techniques.data.dynamic_padding import Trimmed
 from flatout.techniques.data.persistent_workers import PersistentWorkers
 from flatout.techniques.data.ram_cache import RamCache, cache_samples
 from tests.data.changing import CHANGES, Counting, Negatives, Sized, draw, grow, passed, seen
@@ -132,7 +133,8 @@ def test_workers_that_start_anew_in_each_epoch_are_no_gain():
         technique.end()
 
 
-def test_a_collation_that_the_script_changes_reaches_new_workers():
+@pytest.mark.parametrize("wrap", [lambda collate: collate, Trimmed])
+def test_a_collation_that_the_script_changes_reaches_new_workers(wrap):
     class Wide:
         width = 1
 
@@ -146,9 +148,9 @@ def test_a_collation_that_the_script_changes_reaches_new_workers():
     expected = seen(DataLoader(**asked(Sized, 2, collate_fn=collate)), widen)
     collate = Wide()
 
-    assert (
-        with_technique(PersistentWorkers(), asked(Sized, 2, collate_fn=collate), widen) == expected
-    )
+    found = with_technique(PersistentWorkers(), asked(Sized, 2, collate_fn=wrap(collate)), widen)
+
+    assert found == expected
 
 
 @pytest.mark.parametrize("workers", [0, 2])
