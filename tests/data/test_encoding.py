@@ -36,6 +36,27 @@ def test_tensors_come_back_bit_by_bit(tensor):
     assert torch.equal(back.to_dense(), tensor.to_dense())
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.rand(2, 8, 8, 3).permute(0, 3, 1, 2),
+        torch.rand(2, 8, 8, 1).permute(0, 3, 1, 2),
+        torch.rand(8, 8, 3).permute(2, 0, 1)[None],
+        torch.rand(9)[3:5],
+        torch.tensor(3.0),
+    ],
+)
+def test_tensors_come_back_in_the_same_order_in_memory(tensor):
+    assert round_trip(tensor).stride() == tensor.stride()
+    assert torch.equal(round_trip(tensor), tensor)
+
+
+@pytest.mark.parametrize("tensor", [torch.rand(8, 10)[:, ::2].t(), torch.rand(8, 1).expand(8, 3)])
+def test_gaps_and_repeats_in_memory_are_left_out(tensor):
+    assert len(b"".join(encode(tensor))) < 400
+    assert torch.equal(round_trip(tensor), tensor)
+
+
 def test_a_sample_keeps_its_structure_and_everything_in_it():
     sample = {"pair": Pair(np.arange(4, dtype=np.int16), "cat"), "list": [1, 2.5, None, b"x"]}
 

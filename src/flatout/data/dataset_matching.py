@@ -28,7 +28,7 @@ from flatout.data.proof.forked import ForkedError, in_fork
 from flatout.data.reader import PackedDataset
 from flatout.data.sampler import permutation
 from flatout.data.sources.source import sampled_numbers
-from flatout.data.values import encode
+from flatout.data.values import build, encode, structure_of
 from flatout.records.errors import NotApplicable
 
 
@@ -170,7 +170,11 @@ def with_stored_samples(dataset: Any, store: PackedStore) -> Any:
         raise NotApplicable(f"{found.trouble}, and a store holds one version of each")
     data = PackedDataset(store, order="source")
     watch = ChangeWatch(dataset)
-    changed = _replaced(dataset, data, watch)
+    try:
+        layouts = in_fork(lambda: _layouts(dataset[0]), LIMIT_S)
+    except ForkedError as error:
+        raise NotApplicable(f"its samples could not be compared: {error}") from None
+    changed = _replaced(dataset, data, watch, layouts)
     _compared(dataset, changed, store, None)
     return changed
 
@@ -279,7 +283,36 @@ def _redirected(dataset: Any, redirect: Redirect, is_aligned: bool) -> Any:  # n
     return _stand_in(dataset, store, get, get_many, again)
 
 
-def _replaced(dataset: Any, data: PackedDataset, watch: ChangeWatch) -> Any:
+def _layouts(sample: Any) -> list[Any]:
+    """Return shape and strides of each field that is a tensor; nothing if all lie row by row.
+
+    A store has them row by row. What follows may compute otherwise, and so round otherwise.
+    """
+    import torch
+
+    found = [
+        [list(value.shape), torch.empty_like(value).stride()] if torch.is_tensor(value) else None
+        for value in structure_of(sample)[2]
+    ]
+    plain = [x is None or torch.empty(x[0], device="meta").stride() == x[1] for x in found]
+    return [] if all(plain) else found
+
+
+def _laid_out(sample: Any, layouts: Sequence[Any]) -> Any:
+    """Return a sample with tensors that lie in memory as those of the first sample did."""
+    structure, names, values = structure_of(sample)
+
+    def laid(value: Any, layout: Any) -> Any:
+        if layout is None or list(value.shape) != layout[0]:
+            return value
+        return value.new_empty_strided(*layout).copy_(value)
+
+    return build(structure, names, list(map(laid, values, layouts)))
+
+
+def _replaced(
+    dataset: Any, data: PackedDataset, watch: ChangeWatch, layouts: Sequence[Any] = ()
+) -> Any:
     held = np.sort(source_numbers(data.store)).tolist() if data.store.header.sample_of else []
     places = {number: place for place, number in enumerate(held)}
 
@@ -292,14 +325,15 @@ def _replaced(dataset: Any, data: PackedDataset, watch: ChangeWatch) -> Any:
         except TypeError:
             with watch.reading():
                 return dataset[index]
-        return data[places.get(number, number % len(data)) if places else number]
+        sample = data[places.get(number, number % len(data)) if places else number]
+        return _laid_out(sample, layouts) if layouts else sample
 
     def get_many(_self: Any, indices: Any) -> Any:
         if watch.is_changed():
             return dataset.__getitems__(indices)
         return [stored(index) for index in indices]
 
-    again = (_replaced, (dataset, data, watch))
+    again = (_replaced, (dataset, data, watch, layouts))
     return _stand_in(dataset, data.store, get, get_many, again, watch)
 
 

@@ -21,8 +21,8 @@ LENGTH = struct.Struct("<Q")
 def encode(sample: Any) -> list[bytes | memoryview]:
     """Return the parts that, joined, `decode` makes the sample of.
 
-    Tensors and arrays are taken as they are in memory, the rest is pickled. What comes back is
-    equal bit by bit, writable, and shares no memory with what was stored.
+    Tensors and arrays are taken as they are in memory, without gaps, the rest is pickled. What
+    comes back is equal bit by bit, writable, and shares no memory with what was stored.
 
     Raises:
         Exception: whatever pickling the user's own objects raises.
@@ -56,9 +56,12 @@ class _Pickler(pickle.Pickler):
 
         if type(thing) is not torch.Tensor or not _is_plain(thing):
             return NotImplemented
-        flat: Any = thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-        raw = pickle.PickleBuffer(flat)
-        return _tensor, (raw, str(thing.dtype).removeprefix("torch."), tuple(thing.shape))
+        # In which order its numbers lie in memory is kept (channels_last, say): kernels, and so
+        # rounding, depend on it. A clone has no gaps and, else, the same order.
+        kept = thing.detach() if thing.is_contiguous() else thing.detach().clone()
+        flat: Any = kept.as_strided((kept.numel(),), (1,)).view(torch.uint8).numpy()
+        raw, dtype = pickle.PickleBuffer(flat), str(kept.dtype).removeprefix("torch.")
+        return _tensor, (raw, dtype, tuple(kept.shape), kept.stride())
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -69,10 +72,10 @@ def _is_plain(tensor: Any) -> bool:
     return is_dense and not is_odd and tensor.numel() > 0
 
 
-def _tensor(raw: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+def _tensor(raw: Any, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> Any:
     import torch
 
-    return torch.frombuffer(raw, dtype=getattr(torch, dtype)).reshape(shape)
+    return torch.frombuffer(raw, dtype=getattr(torch, dtype)).as_strided(shape, stride)
 
 
 MAX_DIMS = 255

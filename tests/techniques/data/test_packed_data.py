@@ -301,6 +301,36 @@ def test_whole_samples_come_from_a_store_of_the_data_set_itself(arrays):
     assert all(torch.equal(a["y"], b["y"]) for a, b in zip(plain, found, strict=True))
 
 
+class ChannelsLast(Arrays):
+    """Pictures whose channels lie next to each other."""
+
+    def __init__(self, channels):
+        self.channels = channels
+
+    def __getitem__(self, index):
+        x = torch.arange(40.0 * self.channels).reshape(2, 5, 4, self.channels) + index
+        return x.permute(0, 3, 1, 2), index
+
+
+GREY, COLOUR = ChannelsLast(1), ChannelsLast(3)
+
+
+@pytest.mark.parametrize("name", ["GREY", "COLOUR"])
+def test_whole_samples_lie_in_memory_as_the_data_set_has_them(tmp_path, name):
+    script = f"from tests.techniques.data.test_packed_data import {name}\n"
+    (tmp_path / f"made_here_{name}.py").write_text(script)
+    packed(f"{tmp_path / f'made_here_{name}.py'}:{name}", tmp_path / "items")
+    plain = globals()[name]
+
+    changed = read_from(plain, str(tmp_path / "items"))
+
+    for number in range(len(plain)):
+        (x, y), (found, label) = plain[number], changed[number]
+        assert torch.equal(found, x)
+        assert found.stride() == x.stride()
+        assert label == y
+
+
 class Scaled(Arrays):
     """The same samples until the script sets another factor."""
 

@@ -58,6 +58,17 @@ def test_batches_and_random_streams_are_the_same_bit_by_bit(paths, workers):
     assert two_epochs(wanted) == two_epochs(asked)
 
 
+def test_samples_lie_in_memory_as_the_data_set_has_them():
+    class ChannelsLast(Numbers):
+        def __getitem__(self, index):
+            return torch.full((2, 4, 5, 3), float(index)).permute(0, 3, 1, 2)
+
+    kept = cache_samples(ChannelsLast(), budget_bytes=100_000)
+
+    assert [kept[3].stride(), kept[3].stride()] == [ChannelsLast()[3].stride()] * 2
+    assert store_of(kept).count == 1
+
+
 def test_the_store_is_filled_before_the_first_epoch(paths):
     technique = RamCache()
     built = DataLoader(**technique.loader({"dataset": Photographs(paths), "batch_size": 5}))
