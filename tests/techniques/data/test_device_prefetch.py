@@ -1,8 +1,9 @@
 from collections import namedtuple
+from itertools import islice
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from flatout.records.errors import NotApplicable
 from flatout.techniques.data import device_prefetch
@@ -11,7 +12,7 @@ from flatout.techniques.data.device_prefetch import (
     _AheadIterator,
     prefetch_to_device,
 )
-from tests.techniques.data.samples import Numbers, gpu_in_sight
+from tests.techniques.data.samples import Numbers, Stream, gpu_in_sight
 from tests.techniques.facts import gpu, loader, machine, profile
 
 PROMISE = "acts on a CUDA device only: a stream of copies"
@@ -51,6 +52,80 @@ def test_the_next_copy_begins_before_the_present_batch_is_used():
 
 def test_an_empty_loader_stays_empty():
     assert list(_AheadIterator(iter(()), NoCopy())) == []
+
+
+class AsItGoes(Sampler):
+    """A sampler that draws each number from the stream that the steps draw from as well."""
+
+    def __iter__(self):
+        yield from (torch.randint(12, ()).item() for _ in range(12))
+
+    def __len__(self):
+        return 12
+
+
+class Broken(Numbers):
+    def __getitem__(self, index):
+        return super().__getitem__(index // (index != 9))
+
+
+def steps(batches, generator=None, count=100):
+    """Return what a loop has: batches, what its steps draw, and the loader's error."""
+    found = []
+    try:
+        for batch in islice(batches, count):
+            found += [batch.tolist(), torch.randint(99, (), generator=generator).item()]
+    except ZeroDivisionError:
+        found.append("broken")
+    return found
+
+
+@pytest.mark.parametrize(("workers", "ahead"), [(1, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"sampler": AsItGoes()}, 100),
+        ({"sampler": AsItGoes()}, 3),
+        ({"shuffle": True, "generator": torch.Generator()}, 100),
+        ({"shuffle": True, "generator": torch.Generator()}, 2),
+        ({"dataset": Broken()}, 100),
+    ],
+)
+def test_samplers_draw_and_errors_come_where_they_do_without_it(options, count, workers, ahead):
+    generator = options.get("generator")
+    asked = {"dataset": Numbers(), "num_workers": workers, "prefetch_factor": ahead, **options}
+
+    def epochs(wrap):
+        torch.manual_seed(0)
+        if generator is not None:
+            generator.manual_seed(0)
+        built = DataLoader(batch_size=2, **asked)
+        return [steps(wrap(iter(built)), generator, count) for _ in range(2)]
+
+    expected = epochs(lambda batches: batches)
+
+    assert epochs(lambda batches: _AheadIterator(batches, NoCopy())) == expected
+
+
+def test_a_batch_is_prepared_ahead_until_the_last():
+    copy = NoCopy()
+    ahead = _AheadIterator(iter(DataLoader(Numbers(), batch_size=3, num_workers=1)), copy)
+
+    begun = [len(copy.begun) for _ in ahead]
+
+    assert begun == [2, 3, 4, 4]
+
+
+def test_an_iterator_that_is_not_torchs_own_is_taken_with_known_samplers_only(place, monkeypatch):
+    place("cuda:0")
+    monkeypatch.setattr(device_prefetch, "prefetch_to_device", lambda batches, _: list(batches))
+    known = DataLoader(Numbers(), num_workers=1)
+    own = DataLoader(Numbers(), num_workers=1, sampler=AsItGoes())
+
+    assert DevicePrefetch().batches(iter("ab"), known) == ["a", "b"]
+    assert DevicePrefetch().batches(iter("ab"), DataLoader(Stream(), num_workers=1)) == ["a", "b"]
+    with pytest.raises(NotApplicable, match="AsItGoes may draw numbers as it goes"):
+        DevicePrefetch().batches(iter("ab"), own)
 
 
 def test_whatever_else_a_loop_asks_goes_to_the_loaders_iterator():

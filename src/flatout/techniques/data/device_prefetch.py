@@ -1,7 +1,8 @@
 """Copy the next batch to the device while the present one is computed.
 
-What it does: draws one batch ahead and copies it on a stream of its own; the loop receives batches
-that are on the device already, and its own `.to(device)` has nothing left to do.
+What it does: takes one batch ahead and copies it on a stream of its own; the loop receives batches
+that are on the device already, and its own `.to(device)` has nothing left to do. The loader's
+sampler draws when the loop asks, as without it.
 When it helps: copies from host to device take a visible part of the step on a CUDA device.
 What it costs: device memory for one more batch; batches are pinned.
 How it is checked: the batches are bit-identical, in the same order and structure.
@@ -9,11 +10,13 @@ How it is checked: the batches are bit-identical, in the same order and structur
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.agent.nested import leaves_of, map_leaves
 from flatout.agent.training_device import batch_device
 from flatout.data.proof import aliases
+from flatout.data.proof.sampler_draws import check_sampler
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -64,6 +67,7 @@ Around the training loader:
     def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
         """Return the batches on the device, each copied while the one before is computed."""
         import torch
+        from torch.utils.data import IterableDataset
 
         _check_workers(loader.num_workers)
         if not torch.cuda.is_available():
@@ -72,6 +76,8 @@ Around the training loader:
         if device.type != "cuda":
             raise NotApplicable(f"the training runs on {device}, which is no CUDA device")
         aliases.check()
+        if not is_drawing(batches) and not isinstance(loader.dataset, IterableDataset):
+            check_sampler(vars(loader))  # it is asked one batch early
         return prefetch_to_device(batches, device)
 
     def end(self) -> str:
@@ -116,19 +122,26 @@ class _AheadIterator:
         self._batches = batches
         self._copy = copy
         self._next: Callable[[], Any] | None = None
-        self._is_started = False
+        self._owed = 0
+        """How often the loader's sampler is to be asked when the loop asks for its next batch."""
 
     def __iter__(self) -> "_AheadIterator":
         return self
 
     def __next__(self) -> Any:
-        if not self._is_started:
-            self._is_started = True
-            self._prepare()
+        for _ in range(self._owed):
+            self._batches._try_put_index()  # type: ignore[attr-defined]
+        self._owed = 0
         if self._next is None:
-            raise StopIteration
-        batch = self._next()
-        self._prepare()
+            self._prepare()
+        ready, self._next = self._next, None
+        batch = ready()  # type: ignore[misc]
+        if not is_drawing(self._batches):
+            self._prepare()
+        elif self._batches._rcvd_idx < self._batches._send_idx and (
+            self._batches._prefetch_factor > 1  # else a worker would wait for its numbers
+        ):
+            self._prepare_undrawn(self._batches)
         return batch
 
     def __len__(self) -> int:
@@ -139,11 +152,36 @@ class _AheadIterator:
 
     def _prepare(self) -> None:
         try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._next = None
-            return
-        self._next = self._copy.begin(batch)
+            self._next = self._copy.begin(next(self._batches))
+        except Exception as error:  # noqa: BLE001  it is the loop's, where it would have come
+            self._next = partial(_raise, error)
+
+    def _prepare_undrawn(self, batches: Any) -> None:
+        """Prepare a batch, but leave what torch would then have the sampler draw for later.
+
+        A sampler may draw from a stream that the step draws from, too.
+        """
+        batches._try_put_index = self._owe
+        try:
+            self._prepare()
+        finally:
+            del batches._try_put_index
+
+    def _owe(self) -> None:
+        self._owed += 1
+
+
+def is_drawing(batches: Any) -> bool:
+    """Return whether it is torch's own iterator, with workers, over numbers of a sampler."""
+    from torch.utils.data import _DatasetKind
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+    is_own = isinstance(batches, _MultiProcessingDataLoaderIter)
+    return is_own and batches._dataset_kind == _DatasetKind.Map
+
+
+def _raise(error: Exception) -> Any:
+    raise error
 
 
 class _SideStreamCopy:
