@@ -1,6 +1,8 @@
 import json
 import pickle
 import random
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import flatout.data
 from flatout.data.format import Encoding
+from flatout.data.packed_store import map_file
 from flatout.data.reader import Gathered
 from flatout.data.sampler import Slot
 from flatout.records.errors import UserError
@@ -101,6 +104,56 @@ def test_the_files_are_mapped_by_the_process_that_reads_and_not_before(root):
     assert len(sent) < 5_000
     assert "_maps" not in vars(again.store)
     assert torch.equal(again[7][0], data[7][0])
+
+
+@pytest.fixture
+def few_descriptors():
+    """Let this process open few files: half of what is usual would take a store of 32 GiB."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 80, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files as on Linux")
+def test_a_store_of_more_shards_than_files_may_be_open_is_read(tmp_path, few_descriptors):
+    np.savez(tmp_path / "some.npz", x=np.arange(800).reshape(200, 4), label=np.arange(200) % 7)
+    packed(tmp_path / "some.npz", tmp_path / "store", shard_bytes=1)
+    data = flatout.data.open(tmp_path / "store", order="source")
+
+    data.store.will_need(range(200))
+    found = [data[number]["x"][0].item() for number in range(200)]
+
+    assert len(data.header.shards) == 200
+    assert found == list(range(0, 800, 4))
+    assert flatout.data.collate(data.__getitems__(range(200)))["x"][:, 0].tolist() == found
+
+
+def test_a_shard_that_was_cut_off_since_the_store_was_opened_is_not_read(tmp_path):
+    packed(image_folder(tmp_path / "photos", 6), tmp_path / "store")
+    data = flatout.data.open(tmp_path / "store")
+    shard = tmp_path / "store" / data.header.shards[0].name
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+    with pytest.raises(UserError, match="bytes instead of"):
+        data[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="looks at Linux's list of maps")
+def test_what_was_read_is_unmapped_with_the_last_view_of_it(tmp_path):
+    path = tmp_path / "some"
+    path.write_bytes(b"abc" * 5000)
+    maps = Path("/proc/self/maps")
+    found = map_file(path)
+    part = found[3:6]
+    del found
+
+    assert bytes(part) == b"abc"
+    assert str(path) in maps.read_text()
+    with pytest.raises(TypeError):
+        part[0] = 1
+    del part
+    assert str(path) not in maps.read_text()
 
 
 def test_a_transform_gets_the_image(root):

@@ -14,10 +14,11 @@ import resource
 import struct
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -213,6 +214,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 MAX_MAPPED_BYTES = 64 << 20
 """Of a store's files, counted as this process's memory: mapping a record's pages again takes a
 hundredth of the time that cropping it takes."""
+MAX_OPENED = 64
+"""File shards of a store that are kept open, to ask for what is in them."""
 MAX_GAP_BYTES = 1 << 16
 """Records that lie closer are asked for in one read: skipping so little costs more than reading."""
 
@@ -260,10 +263,7 @@ class PackedStore:
     def _check_sizes(self) -> None:
         for shard in self.header.shards:
             path = self.folder / shard.name
-            size = path.stat().st_size if path.is_file() else -1
-            if size != shard.bytes:
-                found = "is gone" if size < 0 else f"has {size} bytes instead of {shard.bytes}"
-                raise UserError(f"{path} {found}; pack again into an empty folder")
+            _check_size(path, path.stat().st_size if path.is_file() else -1, shard.bytes)
 
     @cached_property
     def index(self) -> np.ndarray[Any, np.dtype[Any]]:
@@ -296,17 +296,18 @@ class PackedStore:
         return places
 
     @cached_property
-    def _mapped(self) -> list[mmap.mmap | bytes]:
-        return [_mapped(self.folder / shard.name, shard.bytes) for shard in self.header.shards]
-
-    @cached_property
     def _maps(self) -> list[memoryview]:
-        return [memoryview(whole) for whole in self._mapped]
+        maps = []
+        for shard in self.header.shards:
+            maps.append(map_file(self.folder / shard.name))
+            # Compiled loops read without asking: it may have been cut off since it was opened.
+            _check_size(self.folder / shard.name, len(maps[-1]), shard.bytes)
+        return maps
 
     @cached_property
     def arrays(self) -> list[Bytes]:
         """The bytes of each file shard, where they lie; they cannot be written."""
-        return [np.frombuffer(whole, np.uint8) for whole in self._mapped]
+        return [np.frombuffer(whole, np.uint8) for whole in self._maps]
 
     def spans(self, places: Sequence[int] | Places) -> tuple[Places, Places, Places]:
         """Return shard, begin and end of many records."""
@@ -328,9 +329,10 @@ class PackedStore:
             seen, self._seen, self._read_bytes = self._seen, set(), 0
             self.let_go_count += 1
         for shard in seen:
-            whole = self._mapped[shard]
-            if isinstance(whole, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-                whole.madvise(mmap.MADV_DONTNEED)
+            whole = self.arrays[shard]
+            if whole.size and hasattr(mmap, "MADV_DONTNEED"):
+                address = ctypes.c_void_p(whole.ctypes.data)
+                _libc().madvise(address, ctypes.c_size_t(whole.size), mmap.MADV_DONTNEED)
 
     @cached_property
     def _rows(self) -> tuple[Places, Places, Places]:
@@ -376,7 +378,8 @@ class PackedStore:
         if not CAN_ADVISE or not len(places):
             return
         for shard, begin, end in self._runs(np.sort(np.asarray(places))):
-            ask(self._descriptors[shard], begin, end)
+            opened = self._opened(shard)  # held: another thread's may take its place meanwhile
+            ask(opened.number, begin, end)
 
     def _runs(self, places: Places) -> list[tuple[int, int, int]]:
         """Return shard, begin and end of stretches that lie together."""
@@ -389,10 +392,15 @@ class PackedStore:
         return [(int(shard), int(begin), int(end)) for shard, begin, end in found]
 
     @cached_property
-    def _descriptors(self) -> list[int]:
-        opened = _Opened([self.folder / shard.name for shard in self.header.shards])
-        self._keep = opened
-        return opened.numbers
+    def _opened(self) -> Callable[[int], "_Opened"]:
+        paths = [self.folder / shard.name for shard in self.header.shards]
+        return lru_cache(MAX_OPENED)(lambda shard: _Opened(paths[shard]))
+
+
+def _check_size(path: Path, size: int, wanted: int) -> None:
+    if size != wanted:
+        found = "is gone" if size < 0 else f"has {size} bytes instead of {wanted}"
+        raise UserError(f"{path} {found}; pack again into an empty folder")
 
 
 def _check_places(index: Any, header: Header, path: Path) -> None:
@@ -428,17 +436,41 @@ def _damage(store: PackedStore, place: int) -> str:
     )
 
 
-def _mapped(path: Path, size: int) -> mmap.mmap | bytes:
+def map_file(path: Path) -> memoryview:
+    """Return the bytes of a file where the page cache has them; they cannot be written.
+
+    Python's own `mmap` keeps a descriptor for each file, of which a process may often have no more
+    than 1,024. This one goes with the last view of it.
+    """
+    libc = _libc()
     with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            return memoryview(b"")
+        at = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    if at == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    whole = (ctypes.c_ubyte * size).from_address(at)
+    weakref.finalize(whole, libc.munmap, at, size).atexit = False
+    return memoryview(whole).cast("B").toreadonly()
+
+
+@lru_cache(1)
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    numbers = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_ssize_t)
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *numbers)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return libc
 
 
 class _Opened:
-    """File descriptors that are closed with the last reference."""
+    """A file descriptor that is closed with the last reference."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.numbers = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:
-        for number in self.numbers:
-            os.close(number)
+        if hasattr(self, "number"):  # else the file could not be opened
+            os.close(self.number)
