@@ -1,6 +1,9 @@
 """A folder is held by one pack at a time, from before its source is looked at until it is tidy."""
 
+import errno
+import fcntl
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,6 +74,45 @@ def test_who_waited_holds_the_folder_afterwards(tmp_path):
     end.set()
     thread.join()
     assert not (tmp_path / "a").exists()
+
+
+@pytest.fixture
+def without_locks(tmp_path, monkeypatch):
+    """Refuse locks below a folder, as Lustre does that is mounted without them."""
+    plain, away = fcntl.flock, tmp_path / "away"
+
+    def flock(descriptor, how):
+        if Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(away):
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        plain(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return away
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks for names as on Linux")
+def test_a_folder_that_cannot_be_locked_is_held_by_one_pack_of_this_host(without_locks):
+    for _ in range(2):
+        with staging.locked(without_locks / "a"):
+            with pytest.raises(UserError, match="another"), staging.locked(without_locks / "a"):
+                pass
+            with staging.locked(without_locks / "b"):
+                pass
+
+
+def test_where_nothing_can_be_locked_it_is_said(tmp_path, monkeypatch):
+    def flock(_descriptor, _how):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+    with (
+        pytest.raises(UserError, match="cannot be locked: Function not impl"),
+        staging.locked(tmp_path / "a"),
+    ):
+        pass
 
 
 def test_a_pack_that_never_began_leaves_none_of_the_folders_it_made(tmp_path):

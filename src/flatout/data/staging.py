@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from flatout.data.format import ENTRY, HEADER, STAGING, Encoding, Skipped
+from flatout.launch.folder_lock import spare_file
+from flatout.launch.trial_process import scratch_root
 from flatout.records.errors import UserError
 from flatout.records.input_files import MAX_NPZ_BYTES, check_unpacked_size, parse_json, read_json
 from flatout.records.json_records import from_plain
@@ -120,10 +122,28 @@ def _opened(folder: Path) -> int | None:
 
 def _is_ours(descriptor: int, folder: Path) -> bool:
     """Lock, and say whether the file is still the one that others will find there."""
-    with contextlib.suppress(OSError):
+    file = os.fstat(descriptor)
+    try:
+        _lock(descriptor, file)
+        return os.path.samestat(file, (folder / STAGING / LOCK).stat())
+    except (BlockingIOError, PermissionError, FileNotFoundError):  # held, or removed just now
+        return False
+    except OSError as error:
+        raise UserError(f"{folder} cannot be locked: {error.strerror}") from None
+
+
+def _lock(descriptor: int, file: os.stat_result) -> None:
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(descriptor), (folder / STAGING / LOCK).stat())
-    return False
+    except (BlockingIOError, PermissionError):
+        raise
+    except OSError:
+        # Some file systems have no locks, as Lustre that is mounted without. The descriptor
+        # becomes that of a file of this host instead, which keeps apart at least its own packs.
+        spare = os.open(spare_file(file, scratch_root()), os.O_RDWR | os.O_CREAT, 0o600)
+        os.dup2(spare, descriptor, inheritable=False)
+        os.close(spare)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _tidy(folder: Path, made: Sequence[Path]) -> None:

@@ -45,7 +45,7 @@ def hold_folder(
         try:
             _lock(descriptor, how, folder, limit_s)
         except OSError:
-            file = _spare_file(os.fstat(descriptor), spare)
+            file = spare_file(os.fstat(descriptor), spare)
             opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
             os.close(descriptor)
             descriptor = opened
@@ -55,7 +55,8 @@ def hold_folder(
         os.close(descriptor)
 
 
-def _spare_file(status: os.stat_result, spare: Path) -> Path:
+def spare_file(status: os.stat_result, spare: Path) -> Path:
+    """Return where a file or folder is locked instead, where its file system has no locks."""
     name = hashlib.sha256(f"{status.st_dev} {status.st_ino}".encode()).hexdigest()[:16]
     (spare / "locks").mkdir(exist_ok=True)
     return spare / "locks" / name
