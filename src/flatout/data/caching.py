@@ -60,7 +60,9 @@ def _host_available(root: Path) -> int:
         name, _, rest = line.partition(":")
         if name == "MemAvailable":
             return int(rest.split()[0]) * 1024
-    return 0
+    import psutil
+
+    return int(psutil.virtual_memory().available)  # macOS has no such file
 
 
 def _group_rooms(root: Path) -> list[int]:
