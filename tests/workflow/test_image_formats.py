@@ -9,6 +9,7 @@ from PIL import Image
 from flatout.cli import call
 from flatout.records.errors import UserError
 from flatout.reporting.pack import render_formats
+from flatout.workflow import image_formats
 from flatout.workflow.image_formats import compare_formats
 from tests.data.packs import file_bytes, image_folder, tar
 
@@ -61,6 +62,17 @@ def test_what_does_not_fit_into_memory_comes_no_faster_than_storage(compared):
 
     assert "(storage)" in rows["raw"]
     assert "(storage)" not in rows["as"]
+
+
+def test_free_memory_is_that_of_the_container(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_formats, "free_memory_bytes", lambda: 100)
+    monkeypatch.setattr(image_formats, "_read_rate", lambda _: 1_000.0)
+    photos = image_folder(tmp_path / "photos", count=4, size=(64, 48))
+
+    found = compare_formats(str(photos))
+
+    assert found.free_memory_bytes == 100
+    assert costs(found)["raw"].images_per_s == pytest.approx(1_000 / (64 * 48 * 3 + 10))
 
 
 def test_a_damaged_image_is_left_out(tmp_path):

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from flatout.data import pictures
+from flatout.data.caching import free_memory_bytes
 from flatout.data.format import BadSample, Encoding
 from flatout.data.sources import open_source
 from flatout.data.sources.source import Source
@@ -108,7 +108,7 @@ def compare_formats(target: str, images_per_s: float | None = None) -> FormatCom
         {name: _decode_ms(payloads) for name, payloads in encoded.items()} for _ in range(ROUNDS)
     ]
     wanted = [pictures.rgb_pixels(memoryview(payload)) for payload in originals]
-    free_bytes, cores = psutil.virtual_memory().available, usable_cores()
+    free_bytes, cores = free_memory_bytes(), usable_cores()
     costs = []
     for name, payloads in encoded.items():
         rounds_ms = [found[name] for found in rounds]
