@@ -119,7 +119,7 @@ class _AheadIterator:
     """
 
     def __init__(self, batches: Iterator[Any], copy: "_SideStreamCopy") -> None:
-        self._batches = batches
+        self._batches: Any = batches
         self._copy = copy
         self._next: Callable[[], Any] | None = None
         self._owed = 0
@@ -130,7 +130,7 @@ class _AheadIterator:
 
     def __next__(self) -> Any:
         for _ in range(self._owed):
-            self._batches._try_put_index()  # type: ignore[attr-defined]
+            self._batches._try_put_index()
         self._owed = 0
         if self._next is None:
             self._prepare()
@@ -145,7 +145,7 @@ class _AheadIterator:
         return batch
 
     def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]
+        return len(self._batches)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
