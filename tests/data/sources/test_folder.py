@@ -30,6 +30,29 @@ def test_classes_and_files_are_numbered_as_by_torchvision(tmp_path):
     assert [source.read(n)[1] for n in range(4)] == [0, 0, 1, 1]
 
 
+def test_hidden_folders_with_images_are_classes_and_gifs_are_none_as_to_torchvision(tmp_path):
+    for name in (".old/a.png", ".git/config", "cat/a.gif", "cat/b.png", "dog/c.png"):
+        (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "p" / name).write_bytes(file_bytes(1, "png"))
+
+    source = opened(tmp_path / "p", tmp_path)
+
+    assert source.contents.classes == (".old", "cat", "dog")
+    assert source.names == (".old/a.png", "cat/b.png", "dog/c.png")
+    assert source.labels.tolist() == [0, 1, 2]
+    assert source.contents.ignored == 1
+
+
+@pytest.mark.parametrize("hidden", [(), (".thumbnails/a.png",)])
+def test_where_torchvision_takes_nothing_gifs_and_lone_images_are_packed(tmp_path, hidden):
+    for name in ("gifs/cat/a.gif", "alone/a.gif", "alone/b.png", *(f"alone/{x}" for x in hidden)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(file_bytes(1, "png"))
+
+    assert opened(tmp_path / "gifs", tmp_path).names == ("cat/a.gif",)
+    assert opened(tmp_path / "alone", tmp_path).names[:2] == ("a.gif", "b.png")
+
+
 def test_images_without_folders_have_no_label(tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "p/a.jpeg").write_bytes(file_bytes(1))

@@ -19,6 +19,8 @@ from flatout.records.errors import UserError
 
 IMAGE = Field(name="image", kind="image")
 LABEL = Field(name="label", kind="int")
+LISTED = tuple(suffix for suffix in SUFFIXES if suffix != ".gif")
+"""What is an image to `ImageFolder`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +66,20 @@ def open_folder(root: Path, *, on_bad: str) -> Folder:
 
     root = root.resolve()
     folders = sorted(item.name for item in os.scandir(root) if item.is_dir())
-    classes = [name for name in folders if not name.startswith(".")]
-    names: list[str] = []
-    labels: list[int] = []
-    ignored = 0
-    for number, name in enumerate(classes or [""]):
-        for path in files_below(root, name, note):
-            if not path.lower().endswith(SUFFIXES):
-                ignored += 1
-                continue
-            names.append(os.path.relpath(path, root))
-            labels.append(number)
+    plain = [name for name in folders if not name.startswith(".")]
+    # To torchvision a hidden folder is a class like any other, and a GIF is no image. Classes
+    # without images it refuses, so what it takes has neither hidden ones nor GIFs alone.
+    classes = [name for name in folders if plain and (name in plain or _has_images(root, name))]
+    found = [
+        (path, number)
+        for number, name in enumerate(classes or [""])
+        for path in files_below(root, name, note)
+    ]
+    images = [pair for pair in found if pair[0].lower().endswith(LISTED)]
+    if not classes or not images:
+        images = [pair for pair in found if pair[0].lower().endswith(SUFFIXES)]
+    names = [os.path.relpath(path, root) for path, _ in images]
+    labels = [number for _, number in images]
     need_samples(len(names), f"{root} and the folders in it")
     contents = Contents(
         kind="folder",
@@ -85,10 +90,14 @@ def open_folder(root: Path, *, on_bad: str) -> Folder:
         classes=tuple(classes),
         skipped=tuple(skipped),
         is_named=True,
-        ignored=ignored,
+        ignored=len(found) - len(images),
     )
     numbers = np.asarray(labels if classes else [], dtype=np.int64)
     return Folder(contents=contents, names=tuple(names), labels=numbers)
+
+
+def _has_images(root: Path, name: str) -> bool:
+    return any(path.lower().endswith(LISTED) for path in files_below(root, name, lambda _: None))
 
 
 def files_below(root: Path, name: str, note: Any) -> Iterator[str]:
