@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout.data import staging
+from flatout.data import staging, writer
 from flatout.data.writer import PackOptions
 from flatout.records.errors import UserError
 from flatout.workflow import pack as verb
@@ -143,6 +143,23 @@ def test_a_finished_store_keeps_nothing_of_the_pack(tmp_path):
         pass
 
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["header.json"]
+
+
+def test_a_header_that_a_kill_left_half_written_is_removed_by_the_next_pack(tmp_path, monkeypatch):
+    def killed(_header, folder):
+        (folder / ".header.json.ab12cd").write_text("{")
+        raise KeyboardInterrupt
+
+    source = image_folder(tmp_path / "photos")
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "write_header", killed)
+        patch.setattr(staging, "remove_drafts", lambda _folder: None)
+        with pytest.raises(KeyboardInterrupt):
+            packed(source, tmp_path / "a")
+
+    packed(source, tmp_path / "a")
+
+    assert [path.name for path in (tmp_path / "a").glob(".*")] == []
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\3\4 no archive", b"\0" * 100])

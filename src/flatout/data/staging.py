@@ -197,10 +197,10 @@ def agree(folder: Path, plan: PackPlan) -> PackPlan:
 
 def remove_drafts(folder: Path) -> None:
     """Remove what was being written when a pack was ended."""
-    for where in (folder, folder / STAGING):
-        for draft in where.glob(f"*{DRAFT}*"):
-            with contextlib.suppress(OSError):
-                draft.unlink()
+    drafts = [*folder.glob(f"*{DRAFT}*"), *(folder / STAGING).glob(f"*{DRAFT}*")]
+    for draft in (*drafts, *folder.glob(f".{HEADER}.*")):  # the header's is `replace_text`'s
+        with contextlib.suppress(OSError):
+            draft.unlink()
 
 
 def part_path(folder: Path, number: int) -> Path:
