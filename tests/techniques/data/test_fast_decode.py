@@ -1,8 +1,9 @@
+import functools
 import importlib.util
 from dataclasses import replace
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from flatout.data.images import decoders, substitution
 from flatout.records.errors import NotApplicable
@@ -75,6 +76,27 @@ def test_a_decoder_that_is_no_faster_is_not_worth_a_trial(monkeypatch, ratio):
 def test_both_decoders_are_timed_here_and_one_that_is_missing_is_not():
     assert 0.2 < decoders.decoding_ratio("simplejpeg") < 5
     assert decoders.decoding_ratio("opencv") > 0
+
+
+class Threads(Dataset):
+    """Each sample is how many threads OpenCV has once the decoder is there."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, _index):
+        cv2 = pytest.importorskip("cv2")
+        decoders.load_decoder("opencv")
+        return cv2.getNumThreads()
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(0, 2), (1, 1)])
+def test_opencv_keeps_its_threads_outside_of_workers(workers, threads, request):
+    cv2 = pytest.importorskip("cv2")
+    request.addfinalizer(functools.partial(cv2.setNumThreads, cv2.getNumThreads()))
+    cv2.setNumThreads(2)
+
+    assert list(DataLoader(Threads(), None, num_workers=workers)) == [threads]
 
 
 @pytest.mark.parametrize("there", [("opencv",), ("simplejpeg", "opencv")])

@@ -148,7 +148,9 @@ def _opencv() -> Decoder:
     import cv2
     import numpy as np
 
-    cv2.setNumThreads(0)  # the loader's workers are the parallel part
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.utils.data.get_worker_info() is not None:
+        cv2.setNumThreads(0)  # the workers are the parallel part; elsewhere the script uses it, too
     # Without the flag OpenCV turns the picture by its EXIF orientation; Pillow does not.
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 
