@@ -384,7 +384,7 @@ def _fingerprint(source: Source, encoding: Encoding) -> str:
 
 
 def estimated(source: Source, folder: Path, options: PackOptions) -> Estimate:
-    """Return the size to expect, from some samples spread over the source, and the room there is."""
+    """Return the size to expect, from samples spread over the source, and the room there is."""
     count = min(ESTIMATE_SAMPLES, len(source))
     drawn = np.linspace(0, len(source) - 1, count).astype(int)
     sizes = [size for index in drawn if (size := _stored_bytes(source, int(index), options))]

@@ -1,9 +1,11 @@
+import mmap
 from pathlib import Path
 
 import pytest
 
 from flatout.techniques.data.read_ahead import dataset_files
 from flatout.techniques.data.read_ahead.dataset_files import WarmUp
+from tests.data.page_cache import cached_pages, evict
 
 
 @pytest.fixture
@@ -16,19 +18,12 @@ def files(tmp_path):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Return what is asked of the kernel, in its order; a file has come at the third look."""
+    """Return what is asked of the kernel, and which files are waited for, in its order."""
     seen = []
-
-    def share(paths):
-        (path,) = paths
-        seen.append(f"look at {path.name}")
-        return 1.0 if seen.count(seen[-1]) == 3 else 0.1
-
     monkeypatch.setattr(
         dataset_files, "advise", lambda path: not seen.append(f"ask {Path(path).name}")
     )
-    monkeypatch.setattr(dataset_files, "resident_share", share)
-    monkeypatch.setattr(dataset_files, "POLL_S", 0.0)
+    monkeypatch.setattr(dataset_files, "wait_for", lambda path: seen.append(f"wait {path.name}"))
     return seen
 
 
@@ -46,9 +41,28 @@ def test_the_next_stretch_is_asked_for_once_the_last_has_come(files, seen, monke
     work.wait()
 
     assert seen == [
-        *("ask 0.bin", "ask 1.bin", *["look at 1.bin"] * 3),
-        *("ask 2.bin", "ask 3.bin", *["look at 3.bin"] * 3),
+        *("ask 0.bin", "ask 1.bin", "wait 1.bin"),
+        *("ask 2.bin", "ask 3.bin", "wait 3.bin"),
     ]
+
+
+def test_a_file_that_was_waited_for_is_in_memory_though_no_one_may_look(files, monkeypatch):
+    whole, more = files[1], files[2]
+    whole.write_bytes(bytes(3 << 20))
+    evict(whole)
+    before = cached_pages(whole)
+    # So Linux answers who neither owns a file nor may write to it.
+    monkeypatch.setattr(dataset_files, "resident_share", lambda _: 1.0, raising=False)
+    monkeypatch.setattr(dataset_files, "advise", lambda _: True)
+    monkeypatch.setattr(dataset_files, "STRETCH_BYTES", 2_000)
+
+    WarmUp(lambda: [files[0], whole, more]).wait()
+
+    assert (before, cached_pages(whole)) == (0, (3 << 20) // mmap.PAGESIZE)
+
+
+def test_a_file_that_is_gone_is_not_waited_for(tmp_path):
+    dataset_files.wait_for(tmp_path / "none")
 
 
 def test_files_that_do_not_fit_are_left_alone_with_the_reason(files, seen, monkeypatch):

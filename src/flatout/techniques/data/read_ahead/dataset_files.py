@@ -8,13 +8,12 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from flatout.data.caching import free_memory_bytes
-from flatout.data.packed_store import advise, resident_share
+from flatout.data.packed_store import advise
 from flatout.data.proof.forked import ForkedError, in_fork
 from flatout.records.units import format_bytes
 
@@ -154,11 +153,8 @@ MEMORY_SHARE = 0.5
 """Of the memory that is free at the beginning; the rest is for the training and its workers."""
 STRETCH_BYTES = 64 * 1024**2
 """Asked for at a time: a second of a slow disk's work."""
-THERE = 0.9
-"""Share of a file in memory from which on it counts as read."""
-LONGEST_WAIT_S = 10.0
-"""For one stretch; then the next one is asked for all the same."""
-POLL_S = 0.02
+PIECE_BYTES = 1 << 20
+"""Read at a time, into memory that is used again."""
 
 
 class WarmUp:
@@ -212,17 +208,20 @@ class WarmUp:
             self.asked_bytes += size
             stretch += size
             if stretch >= STRETCH_BYTES:
-                self._await(path)
+                wait_for(path)
                 stretch = 0
 
-    def _await(self, path: Path) -> None:
-        """Wait until a file is in memory, as far as that can be told."""
-        until = time.monotonic() + LONGEST_WAIT_S
-        while time.monotonic() < until:
-            share = resident_share([path])
-            if share is None or share >= THERE:
-                return
-            time.sleep(POLL_S)
+
+def wait_for(path: Path) -> None:
+    """Wait until a file is in memory: by reading it, which takes no longer than that.
+
+    Linux calls every page of a file resident for those who neither own it nor may write to it, so
+    it could not be asked for a data set that many share.
+    """
+    piece = bytearray(PIECE_BYTES)
+    with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+        while file.readinto(piece):
+            pass
 
 
 KOREAN = """
