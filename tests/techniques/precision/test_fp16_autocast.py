@@ -13,12 +13,10 @@ from torch.optim.optimizer import (
 
 from flatout.agent import optimizer_swap
 from flatout.records.errors import NotApplicable
-from flatout.techniques.precision import fp16_autocast
-from flatout.techniques.precision.fp16_autocast import (
+from flatout.techniques.precision.fp16_autocast import Fp16Autocast, autocast_fp16, loss_scaling
+from flatout.techniques.precision.fp16_autocast.loss_scaling import (
     MAX_WALKS,
-    Fp16Autocast,
     LossScaling,
-    autocast_fp16,
     leaves_of,
 )
 from tests.techniques.facts import CPU, gpu, machine, model, profile
@@ -236,7 +234,7 @@ def test_a_parameter_at_the_address_of_one_that_is_gone_is_unscaled_in_its_step(
 
 def test_a_later_models_first_gradients_are_unscaled_before_its_first_step(scaling, monkeypatch):
     live = []
-    monkeypatch.setattr(fp16_autocast, "live_optimizers", lambda: live)
+    monkeypatch.setattr(loss_scaling, "live_optimizers", lambda: live)
     backward = scaled_backward(scaling)
     for _ in range(MAX_WALKS):
         backward(loss_of(network()))
