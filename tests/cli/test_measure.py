@@ -17,7 +17,7 @@ def test_a_script_is_measured_with_its_own_arguments_and_its_files_untouched(fol
     captured = capfd.readouterr()
     assert code == 0, captured.err
     assert "train.py --json mine -- --x on" in captured.out
-    assert captured.out.endswith("next         flatout tune train.py --json mine -- --x\n")
+    assert captured.out.endswith("next  flatout tune train.py --json mine -- --x\n")
     profile = profile_from_json(json.loads((folder / "out/a.json").read_text()))
     assert profile.step_ms.n > 0
     assert not (folder / "saved.txt").exists()

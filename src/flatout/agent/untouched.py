@@ -18,7 +18,8 @@ def streams_kept() -> Iterator[None]:
 
     The casts that autocast has kept are forgotten. Those of calls without gradients have none, and
     the script's own call would take them: torch 2.9 gives such weights no gradient (pytorch issue
-    158232), later ones choose other operators, which a second run for checkpointing does not.
+    158232, fixed by pull request 165068), later ones choose other operators, which a second run for
+    checkpointing does not.
     """
     before = [(put, read()) for read, put in _streams().values()]
     try:

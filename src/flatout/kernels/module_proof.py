@@ -348,9 +348,6 @@ def capture(
     finally:
         for handle in handles:
             handle.remove()
-        # Torch 2.9 hands the real call the casts that autocast made here, without gradients: the
-        # weights would get none (pytorch issue 158232, fixed by pull request 165068).
-        torch.clear_autocast_cache()
     return [seen.get(id(module)) for module in modules]
 
 

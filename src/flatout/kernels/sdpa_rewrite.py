@@ -410,7 +410,6 @@ def _trace(
     except Exception as error:  # noqa: BLE001  whatever a script's code does to stand-ins
         raise NotProvenError(f"its forward depends on values: {error}"[:200]) from None
     finally:
-        torch.clear_autocast_cache()  # for the reason that `capture` does it
         kept = set()
         for each, old in zip(inner, before, strict=True):
             kept |= {k for k, v in vars(each).items() if old.get(k, NotProvenError) is not v}
