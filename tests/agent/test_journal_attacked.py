@@ -83,6 +83,13 @@ def run_with_fault(tmp_path, at, how, only, body=BODY):
 
 
 @pytest.mark.chaos
+def run_in_trial(tmp_path, work, body):
+    (tmp_path / "trial").mkdir()
+    return subprocess.run(
+        command(tmp_path, body), cwd=work, capture_output=True, text=True, check=False
+    )
+
+
 @pytest.mark.parametrize(
     ("how", "only"),
     [
@@ -131,11 +138,8 @@ for number in range(100):
         pass
 print('went on')
 """
-    (tmp_path / "trial").mkdir()
 
-    ended = subprocess.run(
-        command(tmp_path, body), cwd=work, capture_output=True, text=True, check=False
-    )
+    ended = run_in_trial(tmp_path, work, body)
     rollback(tmp_path / "trial")
 
     assert ended.returncode == UNRECORDED_EXIT_CODE
@@ -157,11 +161,8 @@ except BaseException:
     pass
 print('went on')
 """
-    (tmp_path / "trial").mkdir()
 
-    ended = subprocess.run(
-        command(tmp_path, body), cwd=work, capture_output=True, text=True, check=False
-    )
+    ended = run_in_trial(tmp_path, work, body)
 
     assert ended.returncode == UNRECORDED_EXIT_CODE
     assert r"it was not done: " in ended.stderr
