@@ -92,6 +92,8 @@ def test_the_fix_keeps_a_sum_on_the_device_only_where_it_is_shown_alone():
     assert "total += loss.detach()" in fixed(script("total += loss.item()"), "SYN01")
     shown = "mean = total / len(loader)\nprint(f'{mean:.3f}')\n"
     assert "total += loss.detach()" in fixed(script("total += loss.item()") + shown, "SYN01")
+    begun = script("total += loss.item()").replace("total = 0.0", "losses, total = [], 0.0")
+    assert "total += loss.detach()" in fixed(begun, "SYN01")
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,12 @@ def _fix(script: Script, call: ast.Call) -> Fix | None:
     # A number is asked for where the sum is rounded, compared, returned or put into a record.
     asking: tuple[type[ast.AST], ...] = (ast.Call, ast.Compare, ast.Dict, ast.Return, ast.Assign)
     for node in script.within(place, *asking):
-        is_kept = not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name)
-        if node is not call and is_kept and sums & names_in(node) and not _is_shown(node):
+        given = node
+        if isinstance(node, ast.Assign):
+            if isinstance(node.targets[0], ast.Name):
+                continue
+            given = node.value
+        if node is not call and sums & names_in(given) and not _is_shown(node):
             return None
     return suggested(replaced(script, call, f"{script.source(call.func.value)}.detach()"))
 
