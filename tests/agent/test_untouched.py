@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from flatout.agent.untouched import buffers_kept, stream_states, streams_kept
+from flatout.agent.untouched import buffers_kept, state_kept, stream_states, streams_kept
 
 
 class Counting(nn.Module):
@@ -64,3 +64,32 @@ def test_the_states_of_streams_change_where_something_is_drawn():
     random.random()
 
     assert [k for k, v in stream_states().items() if str(v) != str(before[k])] == ["random"]
+
+
+class Noting(nn.Module):
+    """Keeps numbers, lists and tensors, and makes a table when it is first called."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.sizes, self.latest, self.act = 0, [1], None, torch.tanh
+
+    def forward(self, x):
+        self.calls += 1
+        self.sizes.append(len(x))
+        self.latest = x.sum()
+        self.table = [0]
+        return self.act(x)
+
+
+def test_what_a_module_keeps_is_put_back_but_for_functions():
+    outer = nn.Sequential(Noting(), nn.Tanh())
+    module, sizes = outer[0], outer[0].sizes
+
+    with state_kept(outer):
+        outer(torch.ones(2))
+        module.act = module.forward_of_a_technique = torch.relu
+
+    assert (module.calls, module.sizes, module.latest) == (0, [1], None)
+    assert module.sizes is sizes
+    assert not hasattr(module, "table")
+    assert module.act is module.forward_of_a_technique is torch.relu

@@ -16,7 +16,19 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from flatout.agent.untouched import KeptBuffer, buffers_kept, buffers_of, host_streams, streams_kept
+from flatout.agent.untouched import (
+    PLAIN,
+    Attributes,
+    KeptBuffer,
+    attributes_of,
+    buffers_kept,
+    buffers_of,
+    changed_attributes,
+    host_streams,
+    put_attributes_back,
+    state_kept,
+    streams_kept,
+)
 
 KEPT_OPERATORS = (
     "mm",
@@ -46,11 +58,12 @@ def recomputed(
 ) -> Any:
     """Run a call of a module and keep only its arguments, or with them its matrix products.
 
-    Random streams and autocast are as they were in the second run, and so are buffers: a spectral
-    norm or a codebook computes with what the call itself moves on. After it they are put back:
-    batch statistics do not move twice.
+    Random streams and autocast are as they were in the second run, and so are buffers, and numbers
+    that a module keeps: a spectral norm, a codebook or a count of calls computes with what the call
+    itself moves on. After it they are put back: batch statistics do not move twice.
     """
     before, drawn_from, second = buffers_of(module), _host_states(), _SecondRun(module)
+    attributes = attributes_of(module)
     contexts = functools.partial(_contexts, second, is_selective=is_selective)
     names, count = tuple(kwargs), len(args)
 
@@ -62,6 +75,11 @@ def recomputed(
     given = (_signs(module), *args, *kwargs.values())
     output = checkpoint(run, *given, use_reentrant=False, context_fn=contexts)
     second.start = _moved(module, before)
+    second.attributes = [
+        # What is larger is left: a tensor of the last step would be kept until backward.
+        (own, {k: x if isinstance(x, PLAIN) else own.get(k, x) for k, x in known.items()}, {})
+        for own, known, _ in changed_attributes(attributes)
+    ]
     # Torch sees to its own streams.
     has_drawn = pickle.dumps(_host_states()) != pickle.dumps(drawn_from)
     second.streams = drawn_from if has_drawn else {}
@@ -94,6 +112,8 @@ class _SecondRun:
         self.inner: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self.start: list[KeptBuffer] = []
         """The buffers that the first run moved, as it found them."""
+        self.attributes: Attributes = []
+        """What modules kept that the first run changed, numbers as it found them."""
         self.streams: dict[str, Any] = {}
         """Python's and numpy's random streams as it found them, where it drew from any."""
         self._stack = contextlib.ExitStack()
@@ -103,6 +123,9 @@ class _SecondRun:
             stack.enter_context(buffers_kept(self.module))
             for kept in self.start:
                 kept.put_back()
+            if self.attributes:
+                stack.callback(put_attributes_back, attributes_of(self.module))
+                put_attributes_back(self.attributes)
             if self.streams:
                 stack.enter_context(streams_kept())
                 for name, (_, put) in host_streams().items():
@@ -193,7 +216,7 @@ def saved_cost(
 ) -> tuple[int, int]:
     """Return the bytes that a call keeps for backward and the FLOPs of running it again.
 
-    It runs once and is thrown away: random streams and buffers are as before.
+    It runs once and is thrown away: the module and the random streams are as before.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -208,7 +231,7 @@ def saved_cost(
         return tensor
 
     counter = FlopCounterMode(display=False)
-    with streams_kept(), buffers_kept(module), counter:
+    with state_kept(module), counter:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             output = call(*args, **kwargs)
         del output
@@ -220,10 +243,10 @@ def writes_into(
 ) -> bool:
     """Return whether a call changes tensors that it is given: a second run would be given others.
 
-    It runs once on copies and is thrown away: random streams and buffers are as before.
+    It runs once on copies and is thrown away: the module and the random streams are as before.
     """
     args, kwargs = tree_map_only(torch.Tensor, lambda x: x.detach().clone(), (args, kwargs))
-    with torch.no_grad(), streams_kept(), buffers_kept(module):
+    with torch.no_grad(), state_kept(module):
         call(*args, **kwargs)
     leaves = tree_leaves((args, kwargs))
     return any(leaf._version > 0 for leaf in leaves if isinstance(leaf, torch.Tensor))

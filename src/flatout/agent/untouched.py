@@ -1,4 +1,4 @@
-"""Call a model and leave no trace: random streams and buffers are put back."""
+"""Call a model and leave no trace: random streams, buffers and attributes are put back."""
 
 import functools
 import random
@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+PLAIN = (bool, int, float, str, type(None))
+Attributes = list[tuple[dict[str, Any], dict[str, Any], dict[str, list[Any]]]]
+"""Of each module its attributes, what they were, and what was in the lists among them."""
 
 
 @contextmanager
@@ -108,3 +112,47 @@ def buffers_kept(module: "torch.nn.Module") -> Iterator[None]:
     finally:
         for kept in before:
             kept.put_back()
+
+
+def attributes_of(module: "torch.nn.Module") -> Attributes:
+    """Return what the script's own modules in it keep as they are now; torch's keep nothing."""
+    own = (m for m in module.modules() if not type(m).__module__.startswith("torch."))
+    known = [vars(inner) for inner in own]
+    return [
+        (own, dict(own), {name: [*x] for name, x in own.items() if type(x) is list})
+        for own in known
+    ]
+
+
+def changed_attributes(before: Attributes) -> Attributes:
+    """Return those of modules of which one is new, has another value or is a longer list."""
+
+    def is_changed(own: dict[str, Any], known: dict[str, Any], lists: dict[str, list[Any]]) -> bool:
+        if own.keys() != known.keys() or any(len(own[k]) != len(x) for k, x in lists.items()):
+            return True
+        pairs = ((known[name], value) for name, value in own.items())
+        return any(one is not x and not (isinstance(x, PLAIN) and one == x) for one, x in pairs)
+
+    return [entry for entry in before if is_changed(*entry)]
+
+
+def put_attributes_back(before: Attributes) -> None:
+    """Let the attributes be what they were, and no others; functions stay: techniques set them."""
+    for own, known, lists in before:
+        for name in [name for name, value in own.items() if not callable(value)]:
+            if name not in known:
+                del own[name]
+        own.update((k, x) for k, x in known.items() if not callable(own.get(k)))
+        for name, values in lists.items():
+            known[name][:] = values
+
+
+@contextmanager
+def state_kept(module: "torch.nn.Module") -> Iterator[None]:
+    """Put random streams, and the module's buffers and attributes, back at the end."""
+    before = attributes_of(module)
+    with streams_kept(), buffers_kept(module):
+        try:
+            yield
+        finally:
+            put_attributes_back(before)

@@ -18,7 +18,7 @@ from torch.utils import _pytree
 
 from flatout.agent import patching
 from flatout.agent.measuring.attention import unseen
-from flatout.agent.untouched import buffers_kept, streams_kept
+from flatout.agent.untouched import state_kept
 
 TOLERANCE = 1e-9
 """Largest relative difference in float64: the same maths in another order differs by some 1e-14."""
@@ -334,7 +334,7 @@ def capture(
 ) -> list[Call | None]:
     """Return the arguments with which each module is first called in a call that leaves no trace.
 
-    Gradients are off, random states and buffers are put back, and autocast forgets its casts.
+    Gradients are off, random and own states are put back, and autocast forgets its casts.
     """
     seen: dict[int, Call] = {}
 
@@ -343,7 +343,7 @@ def capture(
 
     handles = [m.register_forward_pre_hook(keep, with_kwargs=True) for m in modules]
     try:
-        with streams_kept(), buffers_kept(root), torch.no_grad(), unseen():
+        with state_kept(root), torch.no_grad(), unseen():
             call()
     finally:
         for handle in handles:

@@ -105,7 +105,10 @@ def test_operations_in_place_change_nothing_that_a_second_run_is_given(mode, fir
 
 
 class Moving(nn.Module):
-    """Computes with what the call itself moves on: buffers, Python's and numpy's random numbers."""
+    """Computes with what the call itself moves on.
+
+    Buffers, Python's and numpy's random numbers, a count of its calls, a mask made in the first.
+    """
 
     def __init__(self, width=32):
         super().__init__()
@@ -113,8 +116,14 @@ class Moving(nn.Module):
         self.down = nn.utils.parametrizations.spectral_norm(nn.Linear(width, width))
         self.register_buffer("book", torch.zeros(width))
         self.register_buffer("mean", torch.zeros(width))
+        self.calls, self.mask, self.means = 0, None, []
 
     def forward(self, x):
+        self.calls += 1
+        self.means.append(x.mean().item())
+        if self.mask is None:
+            self.mask = torch.rand(x.shape[1]).sigmoid()
+        x = x * self.mask ** (1 / self.calls)
         with torch.no_grad():
             self.book.data.lerp_(x.mean(0), 0.5)
             self.mean = self.mean.lerp(x.mean(0), 0.5)
@@ -132,11 +141,13 @@ def test_a_second_run_computes_with_what_the_first_one_found(mode):
     def trained(network):
         random.seed(2)
         np.random.seed(2)
-        return [*train(network), torch.tensor([random.random(), np.random.rand()])]
+        tensors = [*train(network), torch.tensor([random.random(), np.random.rand()])]
+        return tensors, [(block.calls, block.means) for block in network[1:-1]]
 
-    found, expected = trained(checkpointed), trained(plain)
+    (found, kept), (expected, wanted) = trained(checkpointed), trained(plain)
 
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert kept == wanted
 
 
 def test_two_losses_go_backward_through_the_same_blocks_one_after_the_other():

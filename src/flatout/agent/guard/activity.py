@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.agent.guard.record import rank_path
 from flatout.agent.nested import leaves_of
 from flatout.agent.ranks import own_rank
-from flatout.agent.untouched import buffers_kept, streams_kept
+from flatout.agent.untouched import state_kept
 from flatout.records.input_files import read_json
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class ActivityRecorder:
         self._found[number] = None  # and it stays so where the look fails
         call = self._session.training_calls[id(module)]
         spread = ActivitySpread()
-        with streams_kept(), buffers_kept(module):
+        with state_kept(module):
             for seed in range(SEEDS):
                 spread.add(_outputs(call, args, kwargs, seed))
         self._found[number] = spread.deviation()

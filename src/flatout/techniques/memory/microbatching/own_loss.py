@@ -24,7 +24,14 @@ from torch.utils import _pytree
 
 from flatout.agent.guard.recorder import random_streams
 from flatout.agent.task_loop import batch_size, samples_at, split
-from flatout.agent.untouched import buffers_kept, buffers_of, streams_kept
+from flatout.agent.untouched import (
+    PLAIN,
+    attributes_of,
+    buffers_of,
+    changed_attributes,
+    state_kept,
+    streams_kept,
+)
 from flatout.techniques.memory.microbatching import find_coupled
 
 IGNORED = -100
@@ -36,7 +43,6 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 SHORT_TOLERANCE = 1e-2
 APART = 1e-3
 """Weights that differ by less than this part make no difference worth another look."""
-PLAIN = (bool, int, float, str, type(None))
 NOT_JOINED = (
     "what the model makes of a batch is not what it makes of its parts, put together: "
     "its batches were run whole"
@@ -137,21 +143,16 @@ def _find_obstacle(
 ) -> str:
     """Run the first few samples as a batch, and in parts; return why parts are none, or "".
 
-    More might not fit. What the calls leave on the model is put back where parts are no way.
+    More might not fit.
     """
     batch = samples_at(whole, batch_size(whole), range(count))
-    found = _attributes(module)
     try:
-        with torch.no_grad(), streams_kept(), buffers_kept(module):
+        with torch.no_grad(), state_kept(module):
             if _keeps_something(call, module, batch):
-                reason = KEEPS
-            else:
-                reason = "" if _joins(call, module, batch, count) else NOT_JOINED
+                return KEEPS
+            return "" if _joins(call, module, batch, count) else NOT_JOINED
     except Exception:  # noqa: BLE001  it wants as many samples, as a state that is not split
-        reason = NOT_JOINED
-    if reason:
-        _put_back(found)
-    return reason
+        return NOT_JOINED
 
 
 def _keeps_something(call: Callable[..., Any], module: torch.nn.Module, batch: Any) -> bool:
@@ -161,44 +162,13 @@ def _keeps_something(call: Callable[..., Any], module: torch.nn.Module, batch: A
     given = [leaf for leaf in _pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     changes = [leaf._version for leaf in given]
     call(*batch[0], **batch[1])
-    before = _attributes(module)
+    before = attributes_of(module)
     call(*batch[0], **batch[1])
     return (
         [leaf._version for leaf in given] != changes
         or any(kept.is_written or kept.is_replaced for kept in buffers)
-        or _differ(before)
+        or bool(changed_attributes(before))
     )
-
-
-Attributes = list[tuple[dict[str, Any], dict[str, Any], dict[str, list[Any]]]]
-"""Of each module its attributes, what they were, and what was in the lists among them."""
-
-
-def _attributes(module: torch.nn.Module) -> Attributes:
-    own = (m for m in module.modules() if not type(m).__module__.startswith("torch."))
-    known = [vars(inner) for inner in own]
-    return [
-        (own, dict(own), {name: [*x] for name, x in own.items() if type(x) is list})
-        for own in known
-    ]
-
-
-def _differ(before: Attributes) -> bool:
-    for own, known, lists in before:
-        if own.keys() != known.keys() or any(len(own[k]) != len(x) for k, x in lists.items()):
-            return True
-        pairs = ((known[name], value) for name, value in own.items())
-        if any(one is not x and not (isinstance(x, PLAIN) and one == x) for one, x in pairs):
-            return True
-    return False
-
-
-def _put_back(before: Attributes) -> None:
-    for own, known, lists in before:
-        own.clear()
-        own.update(known)
-        for name, values in lists.items():
-            own[name][:] = values
 
 
 def _joins(call: Callable[..., Any], module: torch.nn.Module, batch: Any, count: int) -> bool:
