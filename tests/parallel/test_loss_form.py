@@ -7,6 +7,7 @@ from torch import nn
 from flatout.parallel.loss_form import CURVED, MEAN, SUM, UNKNOWN, are_constant, forms_of
 
 SAMPLES = 16
+MASK = (torch.arange(SAMPLES) < 5).float()
 PENALTY = nn.Parameter(torch.ones(SAMPLES, 4))
 
 
@@ -43,6 +44,15 @@ LOSSES = {
         ),
         {MEAN, UNKNOWN},
     ),
+    "mean over a mask": (lambda x: (per_sample(x) * MASK).sum() / MASK.sum(), {MEAN}),
+    "mean over chosen": (lambda x: per_sample(x)[MASK > 0].sum() / MASK.sum(), {MEAN}),
+    "of distributions": (
+        lambda x: nn.functional.kl_div(
+            x.log_softmax(1), x.detach().softmax(1), reduction="batchmean"
+        ),
+        {SUM},
+    ),
+    "one over a mean": (lambda x: 1 / x.square().mean(), {CURVED}),
     "root of a mean": (lambda x: (x.square().mean() + 1e-8).sqrt(), {CURVED}),
     "ratio of sums": (lambda x: 1 - 2 * x.sum() / (x.square().sum() + 1), {CURVED}),
     "learned weight": (lambda x: x.square().mean() * PENALTY[0, 0].exp(), {UNKNOWN}),
@@ -103,7 +113,40 @@ def test_a_cross_entropy_says_what_its_samples_weigh_again_and_again(outputs):
     assert [float(weight) for weight in weights] == [float(classes[targets[4:]].sum())] * 2
     assert forms_of(loss + outputs.square().mean(), SAMPLES).weight is None
     assert forms_of(cross_entropy(outputs, targets, reduction="sum"), SAMPLES).weight is None
-    assert forms_of(loss + cross_entropy(outputs, targets.clone()), SAMPLES).weight is None
+    assert forms_of(loss + cross_entropy(outputs, targets), SAMPLES).weight.isnan()
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda x: (per_sample(x) * MASK).sum() / MASK.sum(), 5),
+        (lambda x: 0.5 * per_sample(x).sum() / 12 / torch.tensor(4), 48),
+        (lambda x: (per_sample(x) * MASK).sum() / 5 + per_sample(x)[:5].sum() / 5, 5),
+        (lambda x: (per_sample(x) * MASK).sum() / 5 + per_sample(x)[:4].sum() / 4, torch.nan),
+        (lambda x: (per_sample(x) * MASK).sum() / 5 + x.square().mean(), None),
+    ],
+)
+def test_a_sum_weighs_what_it_is_divided_by(outputs, make, expected):
+    for _ in range(2):
+        weight = forms_of(make(outputs), SAMPLES).weight
+        weight = weight if weight is None else weight.nan_to_num(-1)
+
+        assert (weight is None) == (expected is None)
+        assert weight is None or torch.equal(weight, torch.tensor(expected).double().nan_to_num(-1))
+
+
+@pytest.mark.parametrize("classes", [None, torch.arange(5) + 1.0])
+def test_smoothed_labels_weigh_what_they_weigh_without(outputs, classes):
+    targets = torch.arange(SAMPLES) % 5
+    targets[:4] = -100
+    of = [
+        nn.functional.cross_entropy(outputs, targets, classes, label_smoothing=smoothing)
+        for smoothing in (0.0, 0.1)
+    ]
+
+    plain, smoothed = (forms_of(loss, SAMPLES).weight for loss in of)
+
+    assert smoothed == plain
 
 
 def test_a_factor_is_read_again_and_one_that_a_hook_packed_is_not(outputs):

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from flatout.parallel import training
 from flatout.parallel.batches import Part
 from flatout.parallel.engines import Replicas
 from flatout.parallel.training import ParallelTraining
@@ -54,6 +55,17 @@ def test_outputs_are_put_together_where_all_of_their_samples_are_seen(alone, mak
     batch = torch.ones(4, 2)  # the other rank's part is alike
 
     assert alone._can_cut(model.__call__, model, 4, ((batch,), {})) is expected
+
+
+@pytest.mark.parametrize("by", [0.0, 1e-4])
+def test_a_model_whose_rows_depend_on_others_by_little_is_not_cut(alone, monkeypatch, by):
+    """As an LSTM's do, whose first dimension is time: of a long sequence few notice a cut."""
+    model, batch = Model(lambda y: y + by * y.roll(1, 0)), torch.randn(4, 2)
+    monkeypatch.setattr(
+        training, "gathered", lambda *_: torch.cat((model(batch[:2]), model(batch[2:])))
+    )
+
+    assert alone._can_cut(model.__call__, model, 4, ((batch,), {})) is (by == 0)
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,18 @@ OF_PARAMETERS = PASSED | {
 """Nodes that a penalty on parameters is made of, weight decay by hand: alike on every rank."""
 FACTORS = ("MulBackward0", "DivBackward0")
 """The same where they have one such input; directly below a sum they may make a weighted mean."""
-CURVES = ("SqrtBackward0", "PowBackward0", "LogBackward0", "ExpBackward0", *FACTORS)
+NUMBERS = ("MulBackward1", "DivBackward1")
+"""The same by a number, in torch's own losses."""
+CURVES = (
+    *("SqrtBackward0", "PowBackward0", "LogBackward0", "ExpBackward0", "ReciprocalBackward0"),
+    *FACTORS,
+)
 """Nodes that make a curved term where all their inputs are means or sums of samples."""
 MOST_NODES = 256
 FACTOR = "flatout_factor"
 """Of a node's metadata: the factor, which is read once."""
 WEIGHT = "flatout_weight"
-"""The same of a cross entropy: its targets, and what they weigh."""
+"""The same of a cross entropy: what its targets weigh."""
 Nodes = tuple[tuple[str, float | None], ...]
 """Names of nodes, with what they multiply or divide by."""
 
@@ -53,7 +58,8 @@ class LossForm(NamedTuple):
     """Of each term that is a sum the factors."""
     weight: torch.Tensor | None
     """What the classes of its samples weigh, those that are ignored left out: by this, and not by
-    their number, the mean of a cross entropy is divided. None of other means."""
+    their number, the mean of a cross entropy is divided; or what the script divides its sum by, as
+    the tokens of a mask. No number where terms differ in it, None of other means."""
 
 
 def forms_of(loss: torch.Tensor, samples: int) -> LossForm:
@@ -61,41 +67,56 @@ def forms_of(loss: torch.Tensor, samples: int) -> LossForm:
     found: set[str] = set()
     nodes: list[tuple[str, float | None]] = []
     sums: list[Nodes] = []
-    means: list[Any] = []
-    waiting: deque[tuple[Any, Nodes]] = deque([(loss.grad_fn, ())])
+    weights: list[torch.Tensor | None] = []
+    waiting: deque[tuple[Any, Nodes, torch.Tensor | None]] = deque([(loss.grad_fn, (), None)])
     while waiting and len(nodes) < MOST_NODES:
-        node, factors = waiting.popleft()
+        node, factors, divisor = waiting.popleft()
         if node is None:  # a constant
             continue
         children = [child for child, _ in node.next_functions if child is not None]
-        factor = _factor_of(node) if node.name() in FACTORS and len(children) == 1 else None
         # A GradScaler's scale comes last; reading it would wait for the device.
         is_scale = not nodes and node.name() == FACTORS[0] and len(children) == 1
+        factor, by = _factor_of(node) if _has_factor(node) else (None, None)
         nodes.append((node.name(), factor))
-        form = None if factor is not None or is_scale else _form_of(node, children, samples)
         if factor is not None:
             factors = (*factors, nodes[-1])
-        if form is not None:
-            found.add(form)
-            sums += [factors] if form == SUM else []
-            means += [node] if form == MEAN else []
-        else:
-            waiting += [(child, factors) for child in children]
-    return LossForm(frozenset(found), tuple(nodes), tuple(sums), _weight_of(means))
+        if by is not None:
+            divisor = by if divisor is None else divisor * by
+        is_passed = factor is not None or by is not None or is_scale
+        form = None if is_passed else _form_of(node, children, samples, divisor)
+        if form is None:
+            waiting += [(child, factors, divisor) for child in children]
+            continue
+        found.add(form)
+        if form == SUM:
+            sums.append(factors)
+        if form == MEAN or (form == SUM and divisor is not None):
+            weights.append(_weight_of(node, divisor))
+    return LossForm(frozenset(found), tuple(nodes), tuple(sums), _common(weights))
 
 
-def _weight_of(means: Sequence[Any]) -> torch.Tensor | None:
-    """Return what the samples of cross entropies of the same targets weigh."""
-    if not all(node.name().startswith("NllLoss") for node in means):
+def _weight_of(node: Any, divisor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return what the samples of a term weigh, times what all of a loss is divided by."""
+    if _is_sum(node) or REDUCTIONS.get(getattr(node, "_saved_reduction", 0)) == SUM:
+        return divisor
+    if not node.name().startswith("NllLoss"):
         return None
-    for node in means:
-        if WEIGHT not in node.metadata:
-            node.metadata[WEIGHT] = _saved(node, "target"), _saved(node, "total_weight")
-    found = [node.metadata[WEIGHT] for node in means]
-    if not found or any(one is None for pair in found for one in pair):
+    if WEIGHT not in node.metadata:
+        saved = _saved(node, "total_weight")
+        node.metadata[WEIGHT] = None if saved is None else saved.reshape(()).double()
+    weight: torch.Tensor | None = node.metadata[WEIGHT]
+    return weight if weight is None or divisor is None else weight * divisor
+
+
+def _common(weights: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Return what all terms weigh: no number where they differ, which is not read from a device."""
+    known = [one for one in weights if one is not None]
+    if not known or len(known) != len(weights):
         return None
-    weight: torch.Tensor = found[0][1]
-    return weight if len({target.data_ptr() for target, _ in found}) == 1 else None
+    first = next((one for one in known if not one.is_cpu), known[0])
+    for one in known:
+        first = torch.where(torch.isclose(first, one.to(first.device)), first, torch.nan)
+    return first
 
 
 def are_constant(sums: Sequence[Nodes], whole: Sequence[Nodes], own: int, samples: int) -> bool:
@@ -116,30 +137,44 @@ def are_constant(sums: Sequence[Nodes], whole: Sequence[Nodes], own: int, sample
     return is_scheduled and any(one == other for one, other in zip(sums, whole, strict=False))
 
 
-def _form_of(node: Any, children: list[Any], samples: int) -> str | None:
-    """Return what a term is, None where that shows below its node."""
+def _form_of(
+    node: Any, children: list[Any], samples: int, divisor: torch.Tensor | None = None
+) -> str | None:
+    """Return what a term is, None where that shows below its node.
+
+    A sum divided by what its samples count is a mean of them, be they tokens that a mask weighs.
+    """
     name, form = node.name(), None
     reduction = getattr(node, "_saved_reduction", None)
     if reduction is not None:
         form = REDUCTIONS.get(reduction, UNKNOWN)
     elif name.startswith("MeanBackward"):
         form = MEAN
-    elif name.startswith("SumBackward"):
+    elif _is_sum(node):
         is_of_samples = any(size and size % samples == 0 for size in node._saved_self_sym_sizes)
         is_weighed = any(child.name() in FACTORS for child in children)
-        is_odd = is_weighed or _is_of_parameters(node)
-        form = (UNKNOWN if is_odd else SUM) if is_of_samples else None
+        if _is_of_parameters(node):
+            form = UNKNOWN if is_of_samples else None
+        elif divisor is not None and (is_weighed or not is_of_samples):
+            form = MEAN
+        elif is_of_samples:
+            form = UNKNOWN if is_weighed else SUM
     elif name not in PASSED:
         is_curved = name in CURVES and all(_is_of_samples(child, samples) for child in children)
         form = CURVED if is_curved else UNKNOWN
-    return form
+    # What divides on a device is not read; a constant would be of the host.
+    return MEAN if form == SUM and divisor is not None and not divisor.is_cpu else form
+
+
+def _is_sum(node: Any) -> bool:
+    return bool(node.name().startswith("SumBackward"))
 
 
 def _is_of_samples(node: Any, samples: int) -> bool:
     """Return whether a node's output is a mean or a sum of samples, or made of one by a factor."""
     for _ in range(MOST_NODES):
         children = [child for child, _ in node.next_functions if child is not None]
-        if len(children) != 1 or node.name() not in PASSED | {*FACTORS}:
+        if len(children) != 1 or node.name() not in PASSED | {*FACTORS, *NUMBERS}:
             break
         node = children[0]
     return _form_of(node, children, samples) in (MEAN, SUM)
@@ -161,18 +196,34 @@ def _is_of_parameters(node: Any) -> bool:
     return False
 
 
-def _factor_of(node: Any) -> float | None:
-    """Return the number that a node multiplies or divides by; None where it cannot be read.
+def _has_factor(node: Any) -> bool:
+    """Return whether a node multiplies or divides its one input by what needs no gradient."""
+    inputs = [child for child, _ in node.next_functions]
+    if node.name() in NUMBERS:
+        return True
+    if node.name() not in FACTORS or sum(child is not None for child in inputs) != 1:
+        return False
+    return node.name() == FACTORS[0] or inputs[0] is not None
 
-    What a hook has packed is not: to unpack it, checkpointing would compute the model again.
+
+def _factor_of(node: Any) -> tuple[float | None, torch.Tensor | None]:
+    """Return the number that a node multiplies or divides by, and the tensor that it divides by.
+
+    None where it cannot be read. What a hook has packed is not: to unpack it, checkpointing would
+    compute the model again.
     """
     if FACTOR not in node.metadata:
-        values = (_saved(node, name) for name in ("other", "self"))
+        values = [_saved(node, name) for name in ("other", "self") if node.name() in FACTORS]
         value = next((one for one in values if one is not None), None)
-        is_known = value is not None and value.numel() == 1 and value.is_cpu
-        node.metadata[FACTOR] = float(value) if is_known else None  # type: ignore[arg-type]
-    factor: float | None = node.metadata[FACTOR]
-    return factor
+        if node.name() in NUMBERS:
+            value = torch.tensor(node._saved_other)
+        number = value.reshape(()).double() if value is not None and value.numel() == 1 else None
+        node.metadata[FACTOR] = (
+            float(number) if number is not None and number.is_cpu else None,
+            number if node.name() in (FACTORS[1], NUMBERS[1]) else None,
+        )
+    found: tuple[float | None, torch.Tensor | None] = node.metadata[FACTOR]
+    return found
 
 
 def _saved(node: Any, name: str) -> torch.Tensor | None:
