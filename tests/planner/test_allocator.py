@@ -222,6 +222,7 @@ def test_oversize_blocks_are_kept_for_oversize_requests():
         ("roundup_power2_divisions:[1:4,>:2]", "give one number"),
         ("garbage_collection_threshold:0.6,per_process_memory_fraction:0.8", "leave one of them"),
         ("max_split_size_mb", "cannot be read"),
+        ("backend:cudaMallocAsync", "is not simulated"),
     ],
 )
 def test_settings_that_torch_refuses_are_refused(text, says):
@@ -237,6 +238,7 @@ def test_the_first_variable_that_is_set_wins():
 
     assert settings_of_environment(variables) == AllocatorSettings(expandable_segments=True)
     assert settings_of_environment({}) == AllocatorSettings()
+    assert parse_settings("backend:native") == AllocatorSettings()
 
 
 def test_of_equally_large_free_blocks_the_lowest_is_taken_and_later_segments_lie_lower():

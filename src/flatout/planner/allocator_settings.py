@@ -97,6 +97,11 @@ def parse_settings(text: str) -> AllocatorSettings:
                 f"PYTORCH_ALLOC_CONF={text!r} cannot be read; write key:value pairs with commas "
                 "between"
             )
+        if key == "backend" and value != "native":
+            raise UserError(
+                "PYTORCH_ALLOC_CONF: backend: CUDA's own allocator is not simulated; leave it out "
+                "to plan for torch's"
+            )
         if key in CONVERTERS:
             field, convert = CONVERTERS[key]
             found[field] = convert(key, value)
