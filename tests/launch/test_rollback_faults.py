@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.agent.journal_file import JournalWriter
+from flatout.agent.journal_file import Entry, JournalWriter
 from flatout.launch import rollback as rolling
 from flatout.launch.rollback import KEPT_SUFFIX, rollback, undo
 from flatout.launch.trial_process import _discard
@@ -166,3 +166,24 @@ def test_of_many_new_files_each_costs_what_one_does(tmp_path):
     assert time.process_time() - began_s < 5  # half a minute where each looks at all others
     assert (undone.num_entries, undone.differences) == (10_000, ())
     assert not any(work.iterdir())
+
+
+def test_to_rename_a_file_looks_at_no_other_and_to_rename_a_folder_at_what_is_in_it():
+    entries = []
+    for number in range(10_000):
+        name = f"/work/{number}"
+        entries.append(Entry("new", f"{name}.part", None, 0, 0))
+        entries.append(Entry("renamed", f"{name}.part", name, 0, 0))
+        entries.append(Entry("made", name, None, number, 0))
+    began_s = time.process_time()
+
+    owned = rolling._owned(entries)
+
+    assert time.process_time() - began_s < 5  # many times that where each looks at all others
+    assert [owned[3 * number] for number in range(10_000)] == [{n} for n in range(10_000)]
+    entries += [
+        Entry("renamed", "/work", "/other", 0, 0),
+        Entry("renamed", "/other", "/third/work", 0, 0),
+        Entry("made", "/third/work/7", None, -1, 0),
+    ]
+    assert rolling._owned(entries)[21] == {7, -1}

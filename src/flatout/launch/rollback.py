@@ -528,6 +528,14 @@ def _owned(entries: Sequence[Entry | None]) -> Mapping[int, Owned]:
     """Return, by entry, the inodes that the trial put at its path until the next entry on it."""
     latest: dict[str, int] = {}
     owned: dict[int, Owned] = {}
+    folders: set[str] = set()
+    """Of the paths: to rename a file looks at no other."""
+
+    def note(path: str, index: int) -> None:
+        latest[path] = index
+        while (path := path.rpartition("/")[0]) not in folders:
+            folders.add(path)
+
     for index, entry in enumerate(entries):
         if entry is None:
             continue
@@ -537,10 +545,11 @@ def _owned(entries: Sequence[Entry | None]) -> Mapping[int, Owned]:
             # The process may have ended before it removed that: then it is as it was.
             owned[latest[entry.path]] = {(int(entry.number), int(entry.other or 0))}
         elif entry.kind == "renamed" and entry.other is not None:
-            for path in [path for path in latest if is_at_or_below(path, entry.path)]:
-                latest[entry.other + path[len(entry.path) :]] = latest.pop(path)
+            paths = latest if entry.path in folders else {entry.path} & latest.keys()
+            for path in [path for path in paths if is_at_or_below(path, entry.path)]:
+                note(entry.other + path[len(entry.path) :], latest.pop(path))
         elif entry.kind in KINDS:
-            latest[entry.path] = index
+            note(entry.path, index)
     return owned
 
 
