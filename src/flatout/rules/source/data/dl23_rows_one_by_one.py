@@ -44,4 +44,8 @@ def _fix(script: Script, call: ast.Call, data: ast.expr, picked: ast.expr) -> Fi
     is_list = isinstance(picked, ast.Name | ast.Attribute)
     if not is_stack or not is_list or is_tensor != script.called(call).startswith("torch."):
         return None
-    return suggested(replaced(script, call, f"{script.source(data)}[{script.source(picked)}]"))
+    rows = script.source(picked)
+    made = script.origin(picked)
+    if isinstance(made, ast.Tuple) or script.called(made) in {"tuple", "zip"}:
+        rows = f"list({rows})"  # a tuple picks one value, by dimensions
+    return suggested(replaced(script, call, f"{script.source(data)}[{rows}]"))
