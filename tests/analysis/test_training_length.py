@@ -23,6 +23,8 @@ def steps(text, arguments=(), epoch_steps=22):
         (ARGPARSE, (), 110),
         (ARGPARSE, ("--data", "folder", "--epochs", "100"), 2200),
         (ARGPARSE, ("--steps=7", "--epochs", "100"), 7),
+        (ARGPARSE, ("--epochs", "100", "--start-epoch", "90"), 220),
+        (ARGPARSE, ("--start-epoch", "5"), None),
         (ARGPARSE, ("trainer.max_epochs=3",), 66),
         ("num_epochs = 3\nfor e in range(num_epochs): pass", (), 66),
         ("for epoch in range(30):\n    train()", (), 660),
@@ -39,6 +41,8 @@ def test_the_length_is_read_as_scripts_say_it(text, arguments, expected):
 def test_the_source_is_named_as_the_user_wrote_it():
     assert find_length(ARGPARSE, ("--epochs", "100"), 22).source == "--epochs 100"
     assert find_length(ARGPARSE, (), 22).source == "epochs = 5"
+    resumed = find_length(ARGPARSE, ("--start-epoch=2",), 22)
+    assert (resumed.steps, resumed.source) == (66, "epochs = 5, --start_epoch 2")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from flatout.records.ablation import TrainingLength
 STEPS = re.compile(r"(max|num|total|n)?_?(train|training)?_?(steps|iters|iterations)")
 EPOCHS = re.compile(r"(max|num|total|n)?_?(train|training)?_?epochs")
 """Names of numbers of optimizer steps and of epochs, as scripts spell them."""
+FIRST_EPOCH = re.compile(r"(start|first|initial|begin)_epoch")
+"""Options of a training that goes on."""
 TRAINER_ARGUMENTS = {"num_train_epochs", "max_epochs", "max_steps", "epochs", "num_epochs"}
 """Of any call: `steps=` may be those of a sampler, or of a schedule."""
 STEP_LOOP = re.compile(r"step|it|iter|iteration|iter_num|global_step")
@@ -30,6 +32,7 @@ def find_length(
     both: they end at a positive number of steps.
     """
     given = dict(_given(arguments))
+    first = next(((x, n) for x, n in given.items() if FIRST_EPOCH.fullmatch(x)), None)
     written = _written(text)
     for known in (given, written):
         for pattern, factor in ((STEPS, 1), (EPOCHS, epoch_steps)):
@@ -41,9 +44,10 @@ def find_length(
             if factor is None or len(set(found.values())) > 1:
                 return None
             name, value = next(iter(found.items()))
-            if value > 0:
-                words = f"--{name} {value}" if known is given else f"{name} = {value}"
-                return TrainingLength(steps=float(value * factor), source=words)
+            words = f"--{name} {value}" if known is given else f"{name} = {value}"
+            if pattern is EPOCHS and first is not None:
+                words, value = f"{words}, --{first[0]} {first[1]}", value - first[1]
+            return TrainingLength(steps=float(value * factor), source=words) if value > 0 else None
     return None
 
 
