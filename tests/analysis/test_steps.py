@@ -160,6 +160,13 @@ def test_without_a_batch_the_samples_are_those_that_the_model_was_called_with(
     assert step_of([part, replace(part, samples=5, batches=1)]).samples == 5
 
 
+def test_chunks_of_a_batch_add_no_samples_to_those_of_the_loader():
+    """As where backward goes through time in pieces: each calls the model with all sequences."""
+    batch = [replace(given(8), samples=8, batches=1), *[given(8)] * 3]
+
+    assert [step.samples for step in steps_of(batch * 5)] == [8, 0, 0, 0] * 5
+
+
 @pytest.mark.parametrize(
     ("whos", "samples"),
     [

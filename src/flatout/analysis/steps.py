@@ -246,7 +246,8 @@ def steps_of(segments: Sequence[Segment]) -> tuple[Step, ...]:
     for groups in groups_of(segments, whos):
         steps_with = Counter(who for group in groups for who in {part.who for part in group})
         lasting = {who for who, count in steps_with.items() if count > 1}
-        trainings.append([step_of(group, lasting) for group in groups])
+        is_fed = any(part.samples for group in groups for part in group)
+        trainings.append([step_of(group, lasting, is_fed=is_fed) for group in groups])
     if len(trainings) < 2:
         return tuple(trainings[0]) if trainings else ()
     usual = [statistics.median(step.wall_s for step in steps) for steps in trainings]
@@ -259,17 +260,21 @@ def steps_of(segments: Sequence[Segment]) -> tuple[Step, ...]:
     return tuple(itertools.chain.from_iterable(alike))
 
 
-def step_of(group: Sequence[Segment], lasting: Collection[int] = ()) -> Step:
+def step_of(
+    group: Sequence[Segment], lasting: Collection[int] = (), *, is_fed: bool = False
+) -> Step:
     """Return the step of a group of segments, one in most scripts.
 
-    `lasting` are the optimizers that are in other steps of the training, too.
+    `lasting` are the optimizers that are in other steps of the training, too. Where a loader feeds
+    the training, a step without a batch goes on with the samples of one before, as chunks of long
+    sequences do.
     """
     part = group[0] if len(group) == 1 else _joined(group)
     return Step(
         seconds=tuple(part.seconds),
         end=part.end,
         batches=part.batches,
-        samples=part.samples or _called_with(group, lasting),
+        samples=part.samples or (0 if is_fed else _called_with(group, lasting)),
         backwards=part.backwards,
         is_dirty=part.evals + part.loader_starts > 0 or part.seconds[SAVE] > 0,
         losses=tuple(part.losses),
