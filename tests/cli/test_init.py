@@ -10,7 +10,7 @@ from flatout import cli
 from flatout.cli import call
 from flatout.cli.commands import SUMMARIES, flatout
 from flatout.records.errors import UserError
-from tests.support.programs import python
+from tests.support.programs import python, ran
 
 SOURCE = Path(cli.__file__).parent
 
@@ -48,6 +48,18 @@ def test_help_imports_no_torch_and_no_verb():
     done = run("-c", code)
 
     assert done.stdout.splitlines()[-1] == "imported [] []"
+
+
+def test_with_closed_streams_nothing_is_said_and_no_file_takes_their_place(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n")
+    check = f"{sys.executable} -m flatout check {script} --output json"
+
+    for closed in ("<&- >&- 2>&-", "<&-", ">&-"):
+        done = ran(["sh", "-c", f"{check} {closed}"])
+
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.stdout == "") is (">&-" in closed)
 
 
 @pytest.mark.parametrize("verb", SUMMARIES)

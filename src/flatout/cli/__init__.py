@@ -16,6 +16,8 @@ USER_ERROR = 2
 """Something the user can fix; also when the script itself failed in a trial."""
 INTERNAL_ERROR = 70
 """`EX_SOFTWARE` of sysexits.h."""
+STDERR = 2
+"""The last of the standard streams' numbers."""
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
 LEAVES_FILES = frozenset(
@@ -34,6 +36,7 @@ def main() -> None:
     SIGTERM and SIGHUP end it as Ctrl-C does, so that the user's files are as before when it is
     gone. Where they are ignored (nohup) they stay so.
     """
+    _open_closed_streams()
     heard: list[int] = []
 
     def stop(number: int, _frame: object) -> None:
@@ -45,6 +48,16 @@ def main() -> None:
             signal.signal(number, stop)
     code = call(sys.argv[1:])
     sys.exit(128 + heard[0] if heard and code == INTERRUPTED else code)
+
+
+def _open_closed_streams() -> None:
+    """Open what is closed of the standard streams (`>&-`): a file would get their number next."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def call(arguments: Sequence[str]) -> int:
