@@ -276,6 +276,8 @@ class Feed:
         this rank's."""
         self.is_used = True
         """Whether a backward followed the last batch that was shared out."""
+        self.is_grouped = False
+        """Whether the loop draws those of a step before it works on the first of them."""
         self.is_whole = False
         """Whether its batches stay whole for good, since they cannot be cut."""
         self.chosen = 0
@@ -332,6 +334,8 @@ class Feeds:
         """Samples of the first batch that was shared out, and how many of them are here."""
         self.has_trained_on_parts = False
         """Whether a backward followed it."""
+        self.backwards = 0
+        """Since the last step of an optimizer."""
 
     @property
     def is_fed(self) -> bool:
@@ -376,7 +380,7 @@ class Feeds:
     def had(self, iterator: "_SharedIterator", samples: int, own: int) -> None:
         """Note that the loop has a batch, of how many samples, and how many of them are here."""
         feed, is_shared = iterator.feed, own < samples
-        if is_shared and not feed.is_used:
+        if is_shared and not feed.is_used and not feed.is_grouped:
             say_once(
                 "batches of the training loader were drawn without a backward: what the script "
                 "counted of them is of this rank's part only"
@@ -387,6 +391,7 @@ class Feeds:
         weight = self.part.weight(samples) if is_shared else 1 / self.part.ranks
         iterator.latest.append(Share(own, weight, is_shared))
         iterator.count += torch.is_grad_enabled()
+        iterator.since_step += torch.is_grad_enabled()
         key = id(iterator)
         self.drawn.pop(key, None)  # the latest comes last
         self.drawn[key] = weakref.proxy(iterator, lambda _: self.drawn.pop(key, None))
@@ -414,6 +419,18 @@ class Feeds:
         if self.streams is not None and self.is_fed:
             self.streams.split()
         self.has_trained_on_parts |= self.first_part is not None
+        self.backwards += 1
+
+    def stepped(self) -> None:
+        """Note a step: a loader that gave a batch for each backward of it feeds the training, too.
+
+        So it is where the batches of a step are drawn before the first of them is worked on.
+        """
+        for iterator in self.drawn.values():
+            if 1 < iterator.since_step == self.backwards and not iterator.feed.is_whole:
+                iterator.feed.trains = iterator.feed.shares = iterator.feed.is_grouped = True
+            iterator.since_step = 0
+        self.backwards = 0
 
 
 class _SharedIterator:
@@ -425,6 +442,8 @@ class _SharedIterator:
         """Of the latest batches what is here of them."""
         self.count = 0
         """Batches since the last backward, drawn while gradients were on."""
+        self.since_step = 0
+        """The same since the last step."""
 
     def __iter__(self) -> "_SharedIterator":
         return self

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from flatout.parallel.group import device_of_group, differs, say, say_once, stop
+from flatout.parallel.group import device_of_group, differs, say_once, stop
 
 BUCKET_BYTES = 250 << 20
 """Bytes that are sent together where a model's state is made alike, as DDP does."""
@@ -59,9 +59,15 @@ class Replicas:
                     "a hook on a parameter sees the gradient of each rank's part: what masks or "
                     "scales it trains as in one process, what clips or measures it does not"
                 )
+            # DDP expects sparse gradients of embeddings' weights alone.
+            modules = (module for root in self.roots for module in root.modules())
+            embeddings = (m for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+            sparse = {id(module.weight) for module in embeddings if module.sparse}
             held = nn.Module()  # nn.ParameterList would make parameters of its own of plain tensors
             for number, leaf in enumerate(new):
-                held._parameters[str(number)] = leaf  # type: ignore[assignment]
+                holder = nn.Embedding(1, 1, sparse=id(leaf) in sparse, device="meta")
+                holder._parameters["weight"] = leaf  # type: ignore[assignment]
+                held.add_module(str(number), holder)
             # Values are alike already; writing them again would spoil a graph that holds them.
             engine = nn.parallel.DistributedDataParallel(
                 held, find_unused_parameters=True, init_sync=False
@@ -170,13 +176,15 @@ class Shards:
         before = dict(root.named_parameters())
         if any(parameter._backward_hooks for parameter in before.values()):
             stop("the script has hooks on parameters, which shards would lose: leave --zero at 0")
-        for module in (*blocks_of(root), root):
+        blocks = blocks_of(root)
+        for module in (*blocks, root):
             fully_shard(
                 module,
                 mesh=self.mesh,
                 reshard_after_forward=self.reshards,
                 offload_policy=self.policy,
             )
+            module.register_forward_hook(_shard_after_look)
         after = dict(root.named_parameters())
         self.replaced |= {id(before[name]): after[name] for name in before}
         self.counts[id(root)] = len(before)
@@ -184,6 +192,7 @@ class Shards:
         for parameter in before.values():
             parameter.data = parameter.new_empty(0)
             self.gone.append(parameter)
+        _gather_for_parts(root, blocks)
         root.register_state_dict_post_hook(_gather_state)  # type: ignore[no-untyped-call]
         root.register_load_state_dict_pre_hook(_share_state)  # type: ignore[no-untyped-call]
 
@@ -209,8 +218,17 @@ class Shards:
             if not hasattr(leaf, "full_tensor") and leaf.requires_grad:  # no model holds it
                 average_gradient(leaf)
                 leaf.register_post_accumulate_grad_hook(average_gradient)
+        optimizer.register_step_pre_hook(self._shard_all)
         optimizer.register_state_dict_post_hook(_gather_optimizer)
         optimizer.register_load_state_dict_pre_hook(_share_optimizer)
+
+    def _shard_all(self, *_: Any) -> None:
+        """Shard again what a call left whole that no backward followed: no step reaches it."""
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in (module for root in self.roots for module in root.modules()):
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def check(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
         """Stop where a parameter vanished, or an optimizer steps on one that is no shard."""
@@ -220,6 +238,41 @@ class Shards:
                 stop(f"after step {steps} the model has {count} parameters, not all it had")
         if any(id(p) in self.replaced for group in optimizer.param_groups for p in group["params"]):
             stop("an optimizer steps on parameters that were sharded since: make it later")
+
+
+def _shard_after_look(module: Any, _given: Any, _output: Any) -> None:
+    """Shard a module again after a call without gradients, as ZeRO-2 does in backward alone.
+
+    A step, and what the script writes to its parameters, reach the shards.
+    """
+    if not torch.is_grad_enabled():
+        module.reshard()
+
+
+def _gather_for_parts(root: Any, blocks: Sequence[nn.Module]) -> None:
+    """Gather a model's own shards for a part of it that is called alone, as an encoder is.
+
+    Only without gradients: to train so, FSDP2 would have to be told of each part.
+    """
+    callers: list[nn.Module] = []
+
+    def gather(module: nn.Module, _given: Any) -> None:
+        first = next(module.parameters(recurse=False), None)
+        if not torch.is_grad_enabled() and hasattr(first, "full_tensor"):
+            root.unshard()
+            callers.append(module)
+
+    def shard_again(module: nn.Module, _given: Any, _output: Any) -> None:
+        if callers and callers[-1] is module:
+            callers.pop()
+            root.reshard()  # the optimizer may step before the next call
+
+    in_blocks = {id(module) for block in blocks for module in block.modules()}
+    for module in root.modules():
+        is_between = module is not root and id(module) not in in_blocks
+        if is_between and [*module.parameters(recurse=False)]:
+            module.register_forward_pre_hook(gather)
+            module.register_forward_hook(shard_again, always_call=True)
 
 
 def _read_sums_whole() -> None:
@@ -337,7 +390,7 @@ def warn_of_batch_statistics(root: nn.Module) -> None:
     norms = (m for m in root.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     norm = next((m for m in norms if m.training), None)
     if norm is not None and not isinstance(norm, nn.SyncBatchNorm):
-        say(
+        say_once(
             f"{type(norm).__name__} takes its statistics from each rank's part of the batch, "
             "as under DistributedDataParallel: losses differ a little from one process's"
         )

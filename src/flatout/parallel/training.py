@@ -119,6 +119,11 @@ class ParallelTraining:
         @functools.wraps(show)
         def explain(*error: Any) -> None:
             show(*error)
+            if "mixed torch.Tensor and DTensor" in str(error[1]):
+                sys.stderr.write(
+                    "flatout: with --zero a model is trained by calls of itself, not of a part or "
+                    "another method of it: leave --zero at 0\n"
+                )
             if isinstance(error[1], Exception) and group.is_about_another(error[1]):
                 sys.stderr.write(f"flatout: {group.LOST}\n")
             elif self.feeds.first_part and not self.feeds.has_trained_on_parts:
@@ -407,6 +412,7 @@ class ParallelTraining:
         def after_step(*_: Any) -> None:
             nonlocal steps
             steps += 1
+            self.feeds.stepped()
             if _is_due(steps):
                 self.engine.check(optimizer, steps)
                 self._check_weights()

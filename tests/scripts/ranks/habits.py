@@ -1,4 +1,7 @@
-"""A loop that clips a list of its own, lets a layer rest, and writes to its weights."""
+"""A loop that clips a list of its own, lets a layer rest, and writes to its weights.
+
+It looks at parts of the model, too, before a step and after it.
+"""
 
 import torch
 from torch import nn
@@ -14,6 +17,9 @@ class Net(nn.Module):
         self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
         self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
         self.uses = 2
+
+    def encode(self, x):
+        return self.blocks[0](torch.tanh(self.first(x)))
 
     def forward(self, x):
         x = torch.tanh(self.first(x))
@@ -33,11 +39,15 @@ for step, (x, y) in enumerate(DataLoader(data, batch_size=10)):
     loss = nn.functional.mse_loss(model(x), y)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(trained, 0.1)
-    opt.step()
-    plan.step()
-    print("loss", loss.item(), float(norm))
+    looks = []
+    for act in (lambda: None, opt.step, plan.step):
+        act()
+        with torch.no_grad():
+            looks += [model.encode(x[:2]).sum().item(), model.last(x[:2]).sum().item()]
+    print("loss", loss.item(), float(norm), *looks)
     if step == 3:
         with torch.no_grad():
+            model(x[:2])
             for p in model.parameters():
                 p.mul_(0.5)
 torch.save({"m": model.state_dict(), "o": opt.state_dict()}, "ck.pt")

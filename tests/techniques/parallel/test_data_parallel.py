@@ -128,6 +128,8 @@ def test_what_cannot_be_offloaded_is_refused(target, spec, given, why):
         ("phases.py", ("--ranks", "2")),
         ("weighed.py", ("--ranks", "2")),
         ("labels.py", ("--ranks", "2")),
+        ("groups.py", ("--ranks", "2")),
+        ("sparse.py", ("--ranks", "2")),
     ],
 )
 def test_losses_and_weights_are_those_of_one_process(tmp_path, script, options):
