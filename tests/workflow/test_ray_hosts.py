@@ -21,7 +21,7 @@ FLATOUT = str(Path(sys.executable).parent / "flatout")
 LONG = SCRIPT.replace("range(2)", "range(10**6)").replace(
     "    for x, y", "    print('at', epoch, flush=True)\n    for x, y"
 )
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def trainings_in(folder):

@@ -115,7 +115,6 @@ time.sleep(600)
 """
 on_ray = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
 
@@ -186,6 +185,7 @@ def test_without_a_cluster_it_says_so_in_one_line(tmp_path):
 
 
 @slow
+@pytest.mark.measures  # where other work disturbs a trial it is played again
 def test_a_host_plays_the_script_with_the_environment_of_the_command(elsewhere, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # Ray gives its processes one
 
