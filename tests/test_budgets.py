@@ -23,7 +23,7 @@ LINES = {
     "": 482,
     "agent": 14_240,
     "analysis": 6_311,
-    "cli": 714,
+    "cli": 717,
     "data": 11_621,
     "guard": 1_114,
     "hardware": 1_922,

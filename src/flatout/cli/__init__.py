@@ -51,13 +51,16 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open what is closed of the standard streams (`>&-`): a file would get their number next."""
+    """Open what is closed of the standard streams (`>&-`): a file would get their number next.
+
+    Then begin again: this Python has none to write to.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(number, True)
     os.close(number)
-    sys.stdin = sys.stdin or os.fdopen(0)
-    sys.stdout = sys.stdout or os.fdopen(1, "w")
-    sys.stderr = sys.stderr or os.fdopen(2, "w")
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        command = [sys.executable, *sys.orig_argv[1:]]
+        os.execv(command[0], command)  # noqa: S606  no shell: the command is started as it is
 
 
 def call(arguments: Sequence[str]) -> int:
