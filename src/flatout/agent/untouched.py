@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 PLAIN = (bool, int, float, str, type(None))
+"""Types of a module's own settings and counts: compared by their value."""
 Attributes = list[tuple[dict[str, Any], dict[str, Any], dict[str, list[Any]]]]
 """Of each module its attributes, what they were, and what was in the lists among them."""
 

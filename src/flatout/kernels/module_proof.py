@@ -18,7 +18,7 @@ from torch.utils import _pytree
 
 from flatout.agent import patching
 from flatout.agent.measuring.attention import unseen
-from flatout.agent.untouched import state_kept
+from flatout.agent.untouched import PLAIN, state_kept
 
 TOLERANCE = 1e-9
 """Largest relative difference in float64: the same maths in another order differs by some 1e-14."""
@@ -167,7 +167,6 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 SMALLER = (torch.float32, torch.float16, torch.bfloat16)
 CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 NOT_CALLED = "it was not called"
-PLAIN = (bool, int, float, str, type(None))
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes; among them whether it trains, which is asked for on its own."""
 _GONE = object()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from flatout.agent.hooks.loader import MASK
+from flatout.agent.untouched import PLAIN
 from flatout.data.padding import packed
 from flatout.data.sampler import seeded
 
@@ -27,7 +28,6 @@ LEAST = 2.0
 """Units in the last place of the largest value: below it a change is rounding too. What mixed the
 samples changed by 20 or more of bf16 (RoBERTa; LFM2 46, OPT 62), small models of the test.
 What kept them apart, by none."""
-PLAIN = (bool, int, float, str, type(None))
 WRAPPERS = "torch.distributed."
 LIBRARIES = ("accelerate", "bitsandbytes", "deepspeed", "flatout", "peft", "torch", "torchao")
 """Whose hooks a call needs: they gather and move weights."""
