@@ -229,6 +229,30 @@ def test_workers_bursts_epochs_starts_rare_forwards_and_a_single_step_are_no_rar
     assert with_rare_work(OTHER, seconds=0.15).rare is None
 
 
+@pytest.mark.parametrize("load", [{"foreign_share": 0.4}, {"steal_share": 0.4}])
+def test_steps_that_wait_for_a_core_that_others_have_do_no_rare_work(load):
+    found = result()
+    for number in (5, 7, 9):
+        found.segments[number].seconds[OTHER] += 0.9
+    cores = replace(machine(), usable_cores=2)
+
+    assert summarise(found, cores).rare.share < 0.8
+    assert summarise(replace(found, load=load), cores).rare is None
+    little = {name: share / 10 for name, share in load.items()}
+    assert summarise(replace(found, load=little), cores).rare is not None
+
+
+def test_garbage_collections_are_no_rare_work():
+    found = result()
+    for number in (5, 7, 9):
+        found.segments[number].seconds[OTHER] += 0.9
+
+    half = summarise(replace(found, collection_s=1.35), machine()).rare
+
+    assert half.ms == pytest.approx(450.0)
+    assert summarise(replace(found, collection_s=2.8), machine()).rare is None
+
+
 def test_a_stall_counts_in_steps_that_were_not_looked_into():
     found = result()
     for number in (5, 7, 9):

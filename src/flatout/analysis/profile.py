@@ -125,7 +125,7 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
         samples_per_step=samples,
         eval_ms=_eval_ms(window, phases),
         eval_share=evaluated_s / run_s if run_s else 0.0,
-        rare=_rare_work(window),
+        rare=_rare_work(window, result.collection_s, _disturbed_share(load, machine)),
         epoch_start_ms=start_ms,
         epoch_steps=epoch_steps,
         cpu_threads=int(result.environment.get("threads", 0)),
@@ -348,12 +348,20 @@ def _own_eval_s(step: Step, usual_s: float) -> float:
     return calls_s if step.is_dirty and calls_s > USUAL * usual_s else 0.0
 
 
-def _rare_work(window: Window) -> RareWork | None:
+def _disturbed_share(load: Mapping[str, float], machine: Machine) -> float:
+    """Return for what share of the time other processes and other machines had one of the cores."""
+    shares = load.get("foreign_share", 0.0) + load.get("steal_share", 0.0)
+    return shares * machine.usable_cores
+
+
+def _rare_work(window: Window, collection_s: float, disturbed_share: float) -> RareWork | None:
     """Return what some steps do outside model and optimizer, which the others do not.
 
-    Evaluations and epochs' starts have numbers of their own, as have the bursts in which several
-    workers deliver. Of most steps that were not looked into only the length is known: those that
-    were say whether such steps are longer for work of the loop, or for a batch they wait for.
+    None where waiting for a core that others had explains it: that, too, is in some steps only.
+    Evaluations, epochs' starts and garbage collections (0.1 s each for the objects of torch) have
+    numbers of their own, as have the bursts in which several workers deliver. Of most steps that
+    were not looked into only the length is known: those that were say whether such steps are longer
+    for work of the loop, or for a batch they wait for.
     """
     first = window.measured[0]
     after = [*itertools.dropwhile(lambda step: step is not first, window.steps)]
@@ -382,9 +390,12 @@ def _rare_work(window: Window) -> RareWork | None:
     own_s = sum(step.seconds[OTHER] + step.seconds[SAVE] - usual_other_s for step in seen)
     if len(rare) < MIN_RARE or not seen or own_s + waits_s < OF_ITS_OWN * seen_s:
         return None
-    rare_s = sum(map(extra_s, rare))
+    rare_s = sum(map(extra_s, rare)) - collection_s
+    share = rare_s / sum(step.wall_s for step in after)
+    if share <= disturbed_share:
+        return None
     return RareWork(
-        share=rare_s / sum(step.wall_s for step in after),
+        share=share,
         ms=1e3 * rare_s / len(rare),
         steps=len(rare),
         of_steps=len(after),

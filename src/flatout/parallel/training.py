@@ -84,6 +84,8 @@ class ParallelTraining:
         """Whether the loss of the backward under way is the sum of the parts' losses."""
         self.weight: float | torch.Tensor = 1.0
         """Of this rank's loss otherwise."""
+        self.is_mixed = torch.zeros((), dtype=torch.bool, device=group.device_of_group())
+        """Whether the terms of a part's loss were means over different numbers of labels."""
         self.forms: dict[tuple[str, ...], tuple[frozenset[str], int, tuple[Nodes, ...]]] = {}
         """By the nodes of their graphs what losses of whole batches were, of how many samples, and
         the factors of their terms."""
@@ -322,6 +324,7 @@ class ParallelTraining:
         own = torch.zeros(2, dtype=torch.float64, device=group.device_of_group())
         if weight is not None:
             is_known = ~weight.isnan()
+            self.is_mixed = self.is_mixed | ~is_known.to(self.is_mixed.device)
             own += torch.stack((weight.nan_to_num() * bool(share.weight), is_known)).to(own)
         whole = own.clone()
         dist.all_reduce(whole)
@@ -391,6 +394,14 @@ class ParallelTraining:
                 "ahead and they differ in size; give the loader drop_last=True"
             )
 
+    def _say_mixed(self) -> None:
+        """Say once where terms of the loss count for other shares than the ranks' samples."""
+        if self.is_mixed:
+            group.say_once(
+                "the loss adds means that are over different numbers of labels: over ranks each "
+                "counts by the samples, which differs a little from one process"
+            )
+
     def _check_samples(self) -> None:
         """Say once where the ranks choose other samples than rank 0."""
         own = torch.tensor([float(self.feeds.chosen)], dtype=torch.float64)
@@ -417,6 +428,7 @@ class ParallelTraining:
                 self.engine.check(optimizer, steps)
                 self._check_weights()
                 self._check_samples()
+                self._say_mixed()
 
         optimizer.register_step_post_hook(after_step)
 

@@ -146,6 +146,15 @@ def test_a_step_that_is_busier_and_no_faster_is_named(staged):
     assert "Busy is not speed" not in render_ablation(replace(staged, stages=stages))
 
 
+def test_a_step_that_is_slower_alone_is_said_to_gain_by_those_above_it(staged):
+    slow = replace(staged.stages[2], alone=0.81, alone_source="run", samples_per_s=300.0)
+    stages = (*staged.stages[:2], slow, staged.stages[3])
+    said = "bf16_autocast is slower alone and faster on top of the steps above it."
+
+    assert said in " ".join(render_ablation(replace(staged, stages=stages)).split())
+    assert said not in " ".join(render_ablation(staged).split())
+
+
 def test_without_a_known_length_the_minutes_are_those_of_a_million_samples(staged):
     unknown = replace(staged, training=None)
 

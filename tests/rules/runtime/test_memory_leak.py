@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from flatout.analysis.memory import memory_story
+from flatout.records.readings import RankFacts
 from flatout.records.units import MIB
 from flatout.rules.runtime.memory_leak import check
 from tests.rules.memory_facts import story
@@ -26,6 +29,23 @@ def test_on_a_gpu_the_memory_of_the_device_counts():
     finding = check(profile(kind="cuda", memory=leaking), machine(device=gpu()))
 
     assert finding.share == pytest.approx(1_000 / 5_120)
+
+
+def test_ranks_on_one_host_fill_its_memory_together_and_each_gpu_alone():
+    leaking = story(leak_bytes_per_step=16.0 * MIB)
+    rank = RankFacts(rank=0, step_ms=10.0, phases_ms={}, samples_per_s=1.0)
+    ranks = tuple(replace(rank, rank=number) for number in range(4))
+
+    on_cpu = check(replace(profile(memory=leaking), ranks=ranks), machine())
+    on_gpu = check(
+        replace(profile(kind="cuda", memory=leaking), ranks=ranks), machine(device=gpu())
+    )
+
+    assert on_cpu.because == (
+        "each step leaves 16.0 MiB in each of 4 ranks behind (n=8 steps); "
+        "256 steps fill the 16.00 GiB there are"
+    )
+    assert on_gpu.share == pytest.approx(1_000 / 5_120)
 
 
 @pytest.mark.parametrize(

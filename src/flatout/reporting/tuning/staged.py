@@ -1,6 +1,8 @@
 """The staged table of a tuning: one row a technique, as the recipe grows."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from flatout.records.ablation import Ablation, StagedRow, misleading
 from flatout.records.messages import Sentence, Text, words
@@ -20,6 +22,8 @@ FEW = 10.0
 """Below so many, minutes and attempts are given with a decimal."""
 ARTICLE = {"low": "35 %", "high": "95 %", "slow": "120", "fast": "50", "ratio": "2.40x"}
 """Utilisation and minutes of the article that the demo is measured against."""
+APART = 1.05
+"""Single runs that differ by less say nothing of which is faster."""
 MARKS = {"run": "staged.one_run", "screen": "staged.screened"}
 
 
@@ -87,6 +91,23 @@ def count(value: float) -> str:
     return f"{value:.1f}" if value < FEW else f"{value:.0f}"
 
 
+def only_on_top(stages: Sequence[StagedRow]) -> list[str]:
+    """Return the techniques that are slower alone and faster on top of those before them.
+
+    >>> workers = StagedRow(technique="loader_workers", alone=1.0, samples_per_s=80.0)
+    >>> threads = StagedRow(technique="cpu_threads threads=1", alone=0.8, samples_per_s=104.0)
+    >>> only_on_top([StagedRow(samples_per_s=80.0), workers, threads])
+    ['cpu_threads']
+    """
+    return [
+        stage.technique.split()[0]
+        for before, stage in pairwise(stages)
+        if stage.alone is not None
+        and stage.alone <= 1 / APART
+        and (stage.samples_per_s or 0.0) >= APART * (before.samples_per_s or math.inf)
+    ]
+
+
 def _sentences(ablation: Ablation, *, with_article: bool) -> Iterator[Sentence]:
     stages, training = ablation.stages, ablation.training
     first, last = stages[0], stages[-1]
@@ -98,6 +119,8 @@ def _sentences(ablation: Ablation, *, with_article: bool) -> Iterator[Sentence]:
     slow = misleading(stages)
     if slow is not None:
         yield words("staged.busy_is_not_speed", technique=slow.technique.split()[0])
+    for technique in only_on_top(stages):
+        yield words("staged.only_on_top", technique=technique)
     if with_article and before_s and after_s:
         yield words(
             "staged.article",

@@ -2,7 +2,7 @@
 
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
-from flatout.records.messages import words
+from flatout.records.messages import Text, words
 from flatout.records.profile import Profile
 from flatout.records.units import format_bytes
 
@@ -21,15 +21,22 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     story = profile.memory
     if story is None or story.steps < MIN_OBSERVED or story.leak_bytes_per_step <= 0:
         return None
-    room = machine.memory_bytes if profile.device_kind == "cpu" else machine.device.memory_bytes
-    share = STEPS * story.leak_bytes_per_step / room if room else 0.0
+    # A GPU is one rank's; the host's memory is filled by all of them.
+    is_cpu = profile.device_kind == "cpu"
+    room = machine.memory_bytes if is_cpu else machine.device.memory_bytes
+    ranks = max(1, len(profile.ranks)) if is_cpu else 1
+    lost_per_step = ranks * story.leak_bytes_per_step
+    share = STEPS * lost_per_step / room if room else 0.0
     if share < MIN_SHARE:
         return None
     line = next(iter(story.leak_by_line), "")
-    known = {
-        "size": format_bytes(story.leak_bytes_per_step),
+    size: Text = format_bytes(story.leak_bytes_per_step)
+    if ranks > 1:
+        size = words("finding.memory_leak.each_rank", size=size, ranks=str(ranks))
+    known: dict[str, Text] = {
+        "size": size,
         "n": str(story.steps),
-        "steps": f"{room / story.leak_bytes_per_step:,.0f}",
+        "steps": f"{room / lost_per_step:,.0f}",
         "room": format_bytes(room),
     }
     return Finding(
