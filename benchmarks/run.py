@@ -46,6 +46,7 @@ SUITES = (
     "input_pipeline",
     "fed",
     "parallel_cost",
+    "plan_ranks",
     "spread_peers",
 )
 

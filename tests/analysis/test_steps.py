@@ -160,11 +160,27 @@ def test_without_a_batch_the_samples_are_those_that_the_model_was_called_with(
     assert step_of([part, replace(part, samples=5, batches=1)]).samples == 5
 
 
+def samples_of(segments):
+    return [step.samples for step in steps_of(segments)]
+
+
 def test_chunks_of_a_batch_add_no_samples_to_those_of_the_loader():
     """As where backward goes through time in pieces: each calls the model with all sequences."""
     batch = [replace(given(8), samples=8, batches=1), *[given(8)] * 3]
+    first = [replace(batch[0], loader_starts=1), *batch[1:]]
 
-    assert [step.samples for step in steps_of(batch * 5)] == [8, 0, 0, 0] * 5
+    assert samples_of(batch * 5) == [8, 0, 0, 0] * 5
+    assert samples_of(first + batch * 4 + first + batch * 4) == [8, 0, 0, 0] * 10
+
+
+def test_steps_on_kept_or_own_batches_have_samples_whatever_evaluations_draw():
+    drawn = replace(given(6), samples=6, batches=1)
+    start = replace(drawn, loader_starts=1)
+    evaluated = replace(given(6), samples=70, batches=5, evals=4, loader_starts=1)
+    own = [given(6)] * 19
+
+    assert samples_of([start, *[drawn] * 15, *own]) == [6] * 35
+    assert samples_of([evaluated, *own] * 3) == [70, *[6] * 19] * 3
 
 
 @pytest.mark.parametrize(

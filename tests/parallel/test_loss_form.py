@@ -1,10 +1,20 @@
 """Sums and means over the samples of a batch, told apart by a loss's graph."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
 
-from flatout.parallel.loss_form import CURVED, MEAN, SUM, UNKNOWN, are_constant, forms_of
+from flatout.parallel.loss_form import (
+    CURVED,
+    MEAN,
+    SUM,
+    UNKNOWN,
+    are_constant,
+    forms_of,
+    tables_of,
+)
 
 SAMPLES = 16
 MASK = (torch.arange(SAMPLES) < 5).float()
@@ -165,3 +175,36 @@ def test_a_long_graph_is_not_followed_to_its_end(outputs):
     loss = sum((outputs.square().norm() for _ in range(1_000)), start=torch.zeros(()))
 
     assert len(forms_of(loss, SAMPLES).nodes) < 300
+
+
+def contrastive(features):
+    views = torch.cat((features, features + 0.1))
+    return nn.functional.cross_entropy(views @ views.t(), torch.arange(len(views)).flip(0))
+
+
+def hardest(features):
+    apart = torch.cdist(features, features)
+    return (apart.amax(1) - apart.amin(1) + 1).relu().mean()
+
+
+def pairs_of_two_towers(features):
+    return nn.functional.cross_entropy(features @ features.cos().t(), torch.arange(len(features)))
+
+
+@pytest.mark.parametrize("compare", [contrastive, hardest, pairs_of_two_towers])
+def test_what_compares_samples_has_a_table_of_them_at_one_place(outputs, compare):
+    whole = tables_of(compare(outputs), SAMPLES)
+
+    assert whole & tables_of(compare(outputs[:8]), 8)
+
+
+def test_layers_as_wide_as_a_batch_or_its_part_are_no_table_of_samples():
+    sizes = (4, SAMPLES, SAMPLES // 2, SAMPLES, 4)
+    model = nn.Sequential(*(nn.Linear(*pair) for pair in itertools.pairwise(sizes)))
+    x = torch.randn(SAMPLES, 4)
+
+    whole, part = (tables_of(model(rows).square().mean(), len(rows)) for rows in (x, x[:8]))
+
+    assert whole
+    assert part
+    assert not whole & part

@@ -34,7 +34,8 @@ for host in 0 1; do
 done
 wait -n && wait
 """
-SCONTROL = "#!/bin/bash\nprintf '127.0.0.1\\nother\\n'\n"
+SCONTROL = "#!/bin/bash\necho 127.0.0.1\nseq 100000\n"
+"""With more hosts than a pipe holds, of which only the first is read."""
 
 
 def executable(path, text):

@@ -97,9 +97,9 @@ def test_an_interrupt_ends_the_ranks_on_all_hosts(on_ray, tmp_path):
     assert len(trainings_in(tmp_path)) > 2
 
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
+    said, told = process.communicate(timeout=120)
 
-    assert process.returncode == 130
+    assert process.returncode == 130, (said[-2000:], told)
     give_up = time.monotonic() + 60
     while trainings_in(tmp_path) and time.monotonic() < give_up:
         time.sleep(0.2)

@@ -246,8 +246,8 @@ def steps_of(segments: Sequence[Segment]) -> tuple[Step, ...]:
     for groups in groups_of(segments, whos):
         steps_with = Counter(who for group in groups for who in {part.who for part in group})
         lasting = {who for who, count in steps_with.items() if count > 1}
-        is_fed = any(part.samples for group in groups for part in group)
-        trainings.append([step_of(group, lasting, is_fed=is_fed) for group in groups])
+        pairs = zip(groups, _go_on(groups), strict=True)
+        trainings.append([step_of(group, lasting, goes_on=goes_on) for group, goes_on in pairs])
     if len(trainings) < 2:
         return tuple(trainings[0]) if trainings else ()
     usual = [statistics.median(step.wall_s for step in steps) for steps in trainings]
@@ -260,21 +260,38 @@ def steps_of(segments: Sequence[Segment]) -> tuple[Step, ...]:
     return tuple(itertools.chain.from_iterable(alike))
 
 
+def _go_on(groups: Sequence[Sequence[Segment]]) -> list[bool]:
+    """Return which steps go on with the batch of one before, as chunks of long sequences do.
+
+    That is until the next batch, and after the last one for as many steps as there are mostly from
+    one to the next. Where a script has kept its batches, or makes them, only evaluations draw some.
+    """
+    drawn = [
+        number
+        for number, group in enumerate(groups)
+        if any(part.samples for part in group)
+        and not any(part.evals or part.loader_starts for part in group)
+    ]
+    if len(drawn) < 2:
+        return [False] * len(groups)
+    apart = statistics.median_low(after - before for before, after in itertools.pairwise(drawn))
+    return [drawn[0] - apart < number < drawn[-1] + apart for number in range(len(groups))]
+
+
 def step_of(
-    group: Sequence[Segment], lasting: Collection[int] = (), *, is_fed: bool = False
+    group: Sequence[Segment], lasting: Collection[int] = (), *, goes_on: bool = False
 ) -> Step:
     """Return the step of a group of segments, one in most scripts.
 
-    `lasting` are the optimizers that are in other steps of the training, too. Where a loader feeds
-    the training, a step without a batch goes on with the samples of one before, as chunks of long
-    sequences do.
+    `lasting` are the optimizers that are in other steps of the training, too. Where it `goes_on`
+    with the batch of a step before, it has no samples of its own.
     """
     part = group[0] if len(group) == 1 else _joined(group)
     return Step(
         seconds=tuple(part.seconds),
         end=part.end,
         batches=part.batches,
-        samples=part.samples or (0 if is_fed else _called_with(group, lasting)),
+        samples=part.samples or (0 if goes_on else _called_with(group, lasting)),
         backwards=part.backwards,
         is_dirty=part.evals + part.loader_starts > 0 or part.seconds[SAVE] > 0,
         losses=tuple(part.losses),

@@ -137,6 +137,29 @@ def are_constant(sums: Sequence[Nodes], whole: Sequence[Nodes], own: int, sample
     return is_scheduled and any(one == other for one, other in zip(sums, whole, strict=False))
 
 
+def tables_of(loss: torch.Tensor, samples: int) -> frozenset[tuple[int, int]]:
+    """Return where below a loss a table of samples by samples is made, and of how many each.
+
+    What compares the samples of a batch, as a contrastive loss does, has such a table, and a
+    smaller one at the same place for a part of the batch. A square of weights keeps its size.
+    """
+    found: set[tuple[int, int]] = set()
+    nodes: dict[Any, None] = dict.fromkeys(filter(None, [loss.grad_fn]))
+    waiting = deque(nodes)
+    while waiting:
+        node = waiting.popleft()
+        place = len(nodes) - len(waiting)
+        for made in getattr(node, "_input_metadata", ()):
+            shape = () if made.is_nested_tensor else tuple(made.shape)
+            if len(shape) == 2 and shape[0] == shape[1] > 1 and shape[0] % samples == 0:
+                found.add((place, shape[0] // samples))
+        for child, _ in node.next_functions:
+            if child is not None and child not in nodes and len(nodes) < MOST_NODES:
+                nodes[child] = None
+                waiting.append(child)
+    return frozenset(found)
+
+
 def _form_of(
     node: Any, children: list[Any], samples: int, divisor: torch.Tensor | None = None
 ) -> str | None:

@@ -28,7 +28,15 @@ from flatout.parallel.batches import (
     part_of_batch,
 )
 from flatout.parallel.engines import Replicas, Shards, eval_mode, warn_of_batch_statistics
-from flatout.parallel.loss_form import CURVED, SUM, LossForm, Nodes, are_constant, forms_of
+from flatout.parallel.loss_form import (
+    CURVED,
+    SUM,
+    LossForm,
+    Nodes,
+    are_constant,
+    forms_of,
+    tables_of,
+)
 
 CHECKED_EVERY = 500
 """Steps between two comparisons of the ranks' parameters; at first they are compared after steps
@@ -39,6 +47,8 @@ often that for 16 bits: single precision leaves 1e-6, and they some 1e-2; a sum 
 off by far more."""
 ROUNDED = 1e-5
 """Relative difference below which inputs are the same, and outputs that the same kernels gave."""
+MOST_TABLES = 8
+"""Losses that are searched for such tables: a training may have several, which take turns."""
 MOST_FORMS = 64
 """Losses of whole batches that are kept apart: factors may differ in each step."""
 Given = tuple[tuple[Any, ...], dict[str, Any]]
@@ -89,6 +99,8 @@ class ParallelTraining:
         self.forms: dict[tuple[str, ...], tuple[frozenset[str], int, tuple[Nodes, ...]]] = {}
         """By the nodes of their graphs what losses of whole batches were, of how many samples, and
         the factors of their terms."""
+        self.tables: dict[bool, list[frozenset[tuple[int, int]]]] = {False: [], True: []}
+        """Of the first losses of whole batches, and of parts, the tables of samples by samples."""
         self.calls = 0
         """Training calls on batches that no loader gave."""
         self.losses: list[torch.Tensor] = []
@@ -306,6 +318,7 @@ class ParallelTraining:
         self.is_sum, self.weight = False, share.weight
         if self.feeds.is_fed and len(outputs) == 1 and loss.numel() == 1 and share.own:
             form = forms_of(loss, share.own)
+            self._look_for_tables(loss, share)
             self.is_sum = self._is_sum(form, share)
             if share.is_part and CURVED in form.forms:
                 group.say_once(
@@ -315,6 +328,18 @@ class ParallelTraining:
             if share.is_part:
                 self.weight = self._share_of(form.weight, share)
         return 1.0 if self.is_sum else self.weight
+
+    def _look_for_tables(self, loss: torch.Tensor, share: Share) -> None:
+        """Say once that the loss compares the samples of its batch, which ranks have parts of."""
+        tables = self.tables[share.is_part]
+        if len(tables) == MOST_TABLES:
+            return
+        tables.append(tables_of(loss, share.own))
+        if any(whole & part for whole in self.tables[False] for part in self.tables[True]):
+            group.say_once(
+                "the loss compares the samples of a batch with each other: each rank compares "
+                "those of its part, so it trains with fewer pairs or negatives than one process"
+            )
 
     def _share_of(self, weight: torch.Tensor | None, share: Share) -> torch.Tensor:
         """Return this rank's share by what samples weigh, and by their number where one is lost.

@@ -60,7 +60,9 @@ def slurm_script(name: str, hosts: int, gpus: int | None, command: Sequence[str]
     if hosts > 1:
         lines += [
             "# The first host of the job; all others find it there.",
-            'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            # No `| head`: under pipefail, scontrol may end by its closed pipe.
+            'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+            "first=${first%%$'\\n'*}",
         ]
         start += f' --hosts {hosts} --rendezvous "$first:{PORT}"'
     return "\n".join([*lines, f"srun {start} {options}", ""])

@@ -13,9 +13,11 @@ LINEAR = nn.Sequential(nn.Linear(3, 4))
 
 @pytest.fixture
 def ampere(monkeypatch):
-    """Take every device for one that has TF32, and put torch's switches back afterwards."""
+    """Take every device for one that has TF32; torch's switches are its defaults, and put back."""
     monkeypatch.setattr(tf32, "has_tf32", lambda device: True)
     convolution, product = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    torch.backends.cudnn.allow_tf32 = True  # another test of this process may have left it
+    torch.set_float32_matmul_precision("highest")
     yield
     torch.backends.cudnn.allow_tf32 = convolution
     torch.set_float32_matmul_precision(product)

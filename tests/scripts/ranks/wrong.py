@@ -53,7 +53,8 @@ for x, y in batches:
         classes = (y[:, 0] > 0).long()
         some = classes.index_fill(0, torch.arange(3), -100)
         cross_entropy = nn.functional.cross_entropy
-        loss = loss.sqrt() + cross_entropy(out, classes) + cross_entropy(out, some)
+        pairs = cross_entropy(out @ out.t(), torch.arange(len(out)))
+        loss = loss.sqrt() + cross_entropy(out, classes) + cross_entropy(out, some) + pairs
     optimizer.zero_grad()
     loss.backward()
     if kind == "changed apart":

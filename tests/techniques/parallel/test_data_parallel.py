@@ -246,12 +246,13 @@ def test_a_rank_that_goes_on_alone_says_what_may_have_stopped_the_other(tmp_path
 
 
 @pytest.mark.slow
-def test_a_root_means_over_other_counts_and_a_hook_on_a_parameter_are_said_once(tmp_path):
+def test_what_differs_from_one_process_is_said_once(tmp_path):
     run = trained(tmp_path / "work", "wrong.py", "root and hook", options=("--ranks", "2"))
 
     assert run.returncode == 0, run.stderr
     assert run.stderr.count("the loss is no mean over the samples, but made of one") == 1
     assert run.stderr.count("the loss adds means that are over different numbers of labels") == 1
+    assert run.stderr.count("the loss compares the samples of a batch with each other") == 1
     assert run.stderr.count("a hook on a parameter sees the gradient of each rank's part") == 1
 
 
