@@ -28,5 +28,7 @@ def test_a_small_model_is_planned_for_all_of_them(tmp_path):
 
     (row,) = plan_ranks.run(bench).raw["rounds"]
 
-    assert row["ways"] > 10
-    assert "1024" in row["verdict"] or "GPU" in row["verdict"]
+    assert 0 < row["fitting"] <= row["ways"]
+    assert row["verdict"]
+    assert row["seconds"] > 0
+    assert row["host_bytes"] > 1e8
