@@ -9,7 +9,9 @@ import torch
 from flatout.data.proof.random_streams import Streams
 from flatout.parallel.batches import (
     Feed,
+    Feeds,
     Part,
+    Share,
     SharedBatches,
     SharedStreams,
     leading,
@@ -57,6 +59,35 @@ def test_batches_are_shared_out_only_once_they_are_known_to_feed_the_training():
 
     assert (first, second) == ([0, 1, 2], [5])
     assert list(feed.sizes) == [(3, 3), (3, 1)]
+
+
+class Drawn:
+    """A loader's iterator of which the latest batches are these."""
+
+    def __init__(self, *shares):
+        self.latest = shares
+
+
+@pytest.mark.parametrize(
+    ("rows_of_a_whole_batch", "rows", "own"),
+    [
+        (64, 32, 32),
+        (64, 64, 64),  # drawn one batch ahead
+        (128, 64, 32),  # two views
+        (64 * 7, 64 * 7, 32),  # rows of time, which no rank has fewer of
+    ],
+)
+def test_the_batch_worked_on_is_found_by_the_rows_that_the_model_is_called_with(
+    rows_of_a_whole_batch, rows, own
+):
+    whole, part = Share(64, 0.5, is_part=False), Share(32, 0.5, is_part=True)
+    feeds = Feeds(Part(0, 2))
+    feeds.drawn[0], feeds.worked_on = Drawn(whole), rows_of_a_whole_batch
+    assert feeds.share() == whole
+
+    feeds.drawn[0], feeds.worked_on = Drawn(whole, part), rows
+
+    assert feeds.share().own == own
 
 
 def test_ranks_draw_alike_between_epochs_and_apart_within():

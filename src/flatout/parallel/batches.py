@@ -329,7 +329,10 @@ class Feeds:
         self.drawn: dict[int, _SharedIterator] = {}
         """The iterators that gave batches since the last backward."""
         self.worked_on = 0
-        """Samples in the last training call of a model; 0 where that was not seen."""
+        """Rows in the last training call of a model; 0 where that was not seen."""
+        self.views = {1}
+        """Rows that models are called with for each sample of a batch: two for SimCLR, or for a
+        discriminator with true and made samples at once."""
         self.first_part: tuple[int, int] | None = None
         """Samples of the first batch that was shared out, and how many of them are here."""
         self.has_trained_on_parts = False
@@ -402,9 +405,15 @@ class Feeds:
         That is the latest one with as many samples as the model was called with: Accelerate draws
         one batch ahead, and the last one of an epoch is mostly smaller.
         """
-        latest = [one for iterator in self.drawn.values() for one in iterator.latest]
-        fitting = [one for one in latest if one.own == self.worked_on]
-        return (fitting or latest or [Share(0, 1 / self.part.ranks, is_part=False)])[-1]
+        nothing = Share(0, 1 / self.part.ranks, is_part=False)
+        latest = [one for iterator in self.drawn.values() for one in iterator.latest] or [nothing]
+        last, rows = latest[-1], self.worked_on
+        if any(last.own * views == rows for views in self.views):
+            return last
+        fitting = [one for one in latest if one.own == rows]
+        if rows and last.own and not fitting and rows % last.own == 0:
+            self.views.add(rows // last.own)
+        return (fitting or latest)[-1]
 
     def trained(self) -> None:
         """Note a backward: a loader that gave one batch since the last one feeds the training.

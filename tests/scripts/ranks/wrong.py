@@ -55,6 +55,12 @@ for x, y in batches:
         cross_entropy = nn.functional.cross_entropy
         pairs = cross_entropy(out @ out.t(), torch.arange(len(out)))
         loss = loss.sqrt() + cross_entropy(out, classes) + cross_entropy(out, some) + pairs
+    if kind == "views":  # SimCLR: the model is called with both of them at once
+        views = model(torch.cat((x, x + 0.1)))
+        partners = (torch.arange(len(views)) + len(x)) % len(views)
+        own = torch.eye(len(views)).bool()
+        alike = (views @ views.t()).masked_fill(own, -1e9)
+        loss = nn.functional.cross_entropy(alike, partners)
     optimizer.zero_grad()
     loss.backward()
     if kind == "changed apart":

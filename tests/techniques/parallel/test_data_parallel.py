@@ -257,6 +257,14 @@ def test_what_differs_from_one_process_is_said_once(tmp_path):
 
 
 @pytest.mark.slow
+def test_views_put_together_are_a_part_of_the_batch_too(tmp_path):
+    run = trained(tmp_path / "work", "wrong.py", "views", options=("--ranks", "2"))
+
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("the loss compares the samples of a batch with each other") == 1
+
+
+@pytest.mark.slow
 def test_parameters_kept_where_they_cannot_be_replaced_end_it(tmp_path):
     run = trained(tmp_path / "work", "wrong.py", "tuple", options=("--ranks", "2", "--zero", "2"))
 
