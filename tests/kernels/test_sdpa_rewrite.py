@@ -194,3 +194,35 @@ def test_a_name_that_appears_later_goes_back_to_the_scripts_own_code():
     plain.doubled = fused.doubled = torch.ones(1)
 
     assert torch.equal(fused(x), plain(x))
+
+
+class Masked(Attention):
+    """Hides what a mask of its own says, as a model with local and global layers does."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.register_buffer("hidden", hidden)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        scores = (q @ k.transpose(-2, -1)).masked_fill(self.hidden, float("-inf"))
+        return scores.softmax(dim=-1) @ v
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_layers_alike_are_compiled_once_and_those_with_another_mask_once_more(is_local):
+    causal = torch.ones(6, 6).triu(1).bool()
+    local = causal | torch.ones(6, 6).tril(-3).bool()
+    layers = nn.Sequential(*(Masked(local if is_local and n % 2 else causal) for n in range(12)))
+    x = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(1))
+    expected = layers(x)
+    assert set(use_fused_attention(layers, x).values()) == {""}
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    for layer in layers:
+        layer.compile(backend=counter, fullgraph=True)
+
+    with torch.no_grad():  # for its guards torch asks for .grad, and warns of it
+        torch.testing.assert_close(layers(x), expected)
+
+    assert counter.frame_count == 1 + is_local

@@ -67,10 +67,12 @@ def attend(  # noqa: PLR0913  one for each part of the formula
     dropout_p: float,
     *,
     causal: dict[tuple[int, ...], bool] | None = None,
+    number: int = 0,
 ) -> torch.Tensor:
     """Return `softmax(q @ k^T * scale + masks) @ v` by torch's fused operator.
 
-    `causal`: for which shapes masks that depend on no input are the causal one, as far as known.
+    `causal`: for which shapes masks that depend on no input are the causal one, as far as known,
+    each with the number of the attention in its module.
     """
     mask = None
     for each in masks:
@@ -78,7 +80,7 @@ def attend(  # noqa: PLR0913  one for each part of the formula
         mask = one if mask is None else _both(mask, one, q)
     is_causal = False
     if mask is not None and causal is not None:
-        shape = (*mask.shape, q.shape[-2], k.shape[-2])
+        shape = (number, *mask.shape, q.shape[-2], k.shape[-2])
         if shape not in causal:
             causal[shape] = is_causal_mask(mask, q.shape[-2], k.shape[-2])
         is_causal = causal[shape]
@@ -231,17 +233,19 @@ def replace(
         raise NotProvenError(NESTED)
     graph = _trace(module, opened, plain, [*bound.arguments.values()])
     count, called = 0, _called(graph)
+    with graph.inserting_before(next(iter(graph.nodes))):
+        known = graph.placeholder("causal")
     while (pattern := find_pattern(graph, module)) is not None:
-        _rewrite(graph, pattern, module)
+        _rewrite(graph, pattern, module, {"causal": known, "number": count})
         count += 1
     if not count or (opened and missing(graph, module) == USED_AGAIN):
         raise NotProvenError(missing(graph, module))
     gone = called - _called(graph)
     if any(_hooks(module.get_submodule(name)) for name in gone):
         raise NotProvenError("something listens to its softmax or its dropout")
-    rewritten = _compile(graph)
+    rewritten, causal = _compile(graph), dict[tuple[int, ...], bool]()
     facts = {name: plain_facts(module.get_submodule(name)) for name in ("", *opened)}
-    _prove(module, original, types.MethodType(rewritten, module), bound)
+    _prove(module, original, functools.partial(rewritten, module, causal), bound)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
@@ -257,7 +261,7 @@ def replace(
                 same = same and not value
         if same:
             with contextlib.suppress(OtherAnswerError):
-                return rewritten(self, *(given.arguments[name] for name in bound.arguments))
+                return rewritten(self, causal, *(given.arguments[x] for x in bound.arguments))
         return type(self).forward(self, *given.args, **given.kwargs)
 
     # A bound method: a deep copy of the module, as averages make, gets one bound to itself.
@@ -464,15 +468,27 @@ def _listed(state: Any) -> Any:
 
 
 def _compile(graph: fx.Graph) -> Callable[..., Any]:
-    """Return the graph as a function of the module and the arguments of its forward."""
-    code = graph.python_code("self")
-    space = dict(code.globals)
-    exec(compile(code.src, "<attention>", "exec"), space)  # fx generates it  # noqa: S102  the model's own source
-    forward: Callable[..., Any] = space["forward"]
+    """Return the graph as a function of the module, what is known of its masks, and its arguments.
+
+    Modules alike get one function: torch's compiler takes others for other code, and gives up
+    after eight of them.
+    """
+    made = graph.python_code("self")
+    try:
+        return _function_of(made.src, tuple(made.globals.items()))
+    except TypeError:  # something in it cannot be compared
+        return _function_of.__wrapped__(made.src, tuple(made.globals.items()))
+
+
+@functools.lru_cache(maxsize=64)
+def _function_of(source: str, space: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    named = dict(space)
+    exec(compile(source, "<attention>", "exec"), named)  # fx generates it  # noqa: S102  the model's own source
+    forward: Callable[..., Any] = named["forward"]
     return forward
 
 
-def _rewrite(graph: fx.Graph, pattern: Pattern, root: nn.Module) -> None:
+def _rewrite(graph: fx.Graph, pattern: Pattern, root: nn.Module, known: dict[str, Any]) -> None:
     end = pattern.end
     with graph.inserting_before(end):
         q, k, v = (_arranged(graph, *operand) for operand in pattern.operands)
@@ -493,8 +509,8 @@ def _rewrite(graph: fx.Graph, pattern: Pattern, root: nn.Module) -> None:
         if isinstance(dropout, fx.Node):
             module = graph.get_attr(str(dropout.target))
             dropout = graph.call_function(active_probability, (module,))
-        attention = _with({} if is_fixed else None)
-        made = graph.call_function(attention, (q, k, v, scale, masks, dropout))
+        given = (q, k, v, scale, masks, dropout)
+        made = graph.call_function(attend, given, known if is_fixed else {})
         made = _arranged(graph, made, *pattern.out)
     end.replace_all_uses_with(made)
     made.meta |= {key: end.meta[key] for key in ("shape", "dtype", "autocast")}
@@ -525,15 +541,6 @@ def _erase(graph: fx.Graph, end: fx.Node) -> None:
         if node in behind and not node.users and node.op != "placeholder":
             behind.update(node.all_input_nodes)
             graph.erase_node(node)
-
-
-def _with(causal: dict[tuple[int, ...], bool] | None) -> Callable[..., torch.Tensor]:
-    """Return the attention with its memory of masks; looked up when called, for the proof."""
-
-    def attention(*given: Any) -> torch.Tensor:
-        return attend(*given, causal=causal)
-
-    return attention
 
 
 def _prove(

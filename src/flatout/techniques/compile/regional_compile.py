@@ -99,7 +99,9 @@ Where their class is one of torch.nn, that does nothing: put torch.compile(block
         if not blocks:
             raise NotApplicable(f"the model has no {MIN_BLOCKS} identical sibling blocks")
         self.watch.begin(versions_of(groups))
-        return Switch(turn=compiled_switch(blocks), check=self.watch.check, is_last=True)
+        return Switch(
+            turn=compiled_switch(blocks, self.watch), check=self.watch.check, is_last=True
+        )
 
     def end(self) -> str:
         """Say what was compiled, unless torch gave it up."""

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from flatout.records.errors import NotApplicable
+from flatout.techniques.compile.torch_compile import compiled_switch
 from flatout.techniques.compile.torch_compile.compile_watch import (
     STORM,
     CompileWatch,
@@ -40,6 +41,16 @@ def test_the_silent_fall_back_to_eager_is_told_with_its_reason(compiled):
 
     with pytest.raises(NotApplicable, match=r"went on eagerly, silently: .*size mismatch"):
         watch.report()
+
+
+def test_a_switch_that_was_off_meanwhile_is_not_blamed(compiled):
+    watch = CompileWatch().begin()
+    turn = compiled_switch([], watch)
+
+    compiled(12, dynamic=False)
+    turn(is_on=True)
+
+    watch.check()
 
 
 def test_compiling_without_end_is_a_storm(compiled):

@@ -140,7 +140,7 @@ That does nothing for a class of torch.nn, as nn.Sequential: there model = torch
         for root in training.roots:
             check_compilable(root)
         self.watch.begin()
-        turn = compiled_switch(training.roots, mode=self.mode, shapes=self.shapes)
+        turn = compiled_switch(training.roots, self.watch, mode=self.mode, shapes=self.shapes)
         return Switch(turn=turn, call=self.forward, check=self.watch.check, is_last=True)
 
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
@@ -244,12 +244,20 @@ def compile_in_place(
 
 
 def compiled_switch(
-    modules: "Sequence[torch.nn.Module]", *, mode: Mode = "default", shapes: Shapes = "auto"
+    modules: "Sequence[torch.nn.Module]",
+    watch: CompileWatch,
+    *,
+    mode: Mode = "default",
+    shapes: Shapes = "auto",
 ) -> Callable[[bool], None]:
-    """Return what switches modules between compiled and not; nothing is compiled before a call."""
+    """Return what switches modules between compiled and not; nothing is compiled before a call.
+
+    What torch gave up while they were off is of another technique.
+    """
     ready: list[tuple[torch.nn.Module, Any]] = []
 
     def turn(is_on: bool) -> None:  # noqa: FBT001  called by position
+        watch.gave_up = ""
         if is_on and not ready:
             for module in modules:
                 compile_in_place(module, mode=mode, shapes=shapes)
