@@ -247,13 +247,16 @@ def replace(
     facts = {name: plain_facts(module.get_submodule(name)) for name in ("", *opened)}
     _prove(module, original, functools.partial(rewritten, module, causal), bound)
 
+    # Not `bound` itself: the forward would keep the tensors of this call for good.
+    names = tuple(bound.arguments)
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         same = self.training and all(_is_still(self, *fact) for fact in facts.items())
         same = same and not any(_hooks(self.get_submodule(name)) for name in gone)
         for name, value in given.arguments.items():
-            if name in bound.arguments:
+            if name in names:
                 same = same and (
                     value == plain[name] if name in plain else isinstance(value, torch.Tensor)
                 )
@@ -261,7 +264,7 @@ def replace(
                 same = same and not value
         if same:
             with contextlib.suppress(OtherAnswerError):
-                return rewritten(self, causal, *(given.arguments[x] for x in bound.arguments))
+                return rewritten(self, causal, *(given.arguments[x] for x in names))
         return type(self).forward(self, *given.args, **given.kwargs)
 
     # A bound method: a deep copy of the module, as averages make, gets one bound to itself.
