@@ -355,12 +355,11 @@ def prior_of(technique: str, case: str = ANY) -> TechniquePrior:
 
 
 def case_of(profile: Profile) -> str:
-    """Return the case of a profile: the kind of its device, and low precision on a CPU apart."""
+    """Return the case of a profile: the kind of its device, and low precision apart."""
     is_lowered = any(
         model.used_autocast or {"bfloat16", "float16"} & {*model.dtypes} for model in profile.models
     )
-    is_on_cpu = profile.device_kind == "cpu"
-    return "cpu_lowered" if is_on_cpu and is_lowered else profile.device_kind
+    return f"{profile.device_kind}_lowered" if is_lowered else profile.device_kind
 
 
 @functools.cache

@@ -16,7 +16,9 @@ from flatout.techniques.memory.chunked_cross_entropy import (
     saved_ms,
     table_bytes,
 )
+from flatout.techniques.memory.chunked_cross_entropy.sliced_loss import kernels_for
 from flatout.tuning.ranking import Search, rank
+from tests.kernels.interpreter import needs_triton, printed
 from tests.techniques.facts import FULL, GIB, gpu, loader, machine, model, profile
 from tests.techniques.guarded import checked, played
 from tests.techniques.peaks import peak_bytes
@@ -53,6 +55,48 @@ def test_loss_and_gradient_match_torch_up_to_rounding(reduction, slice_bytes):
 
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("classes", [101, 50257])
+@pytest.mark.parametrize("is_part_of_wider_rows", [False, True])
+def test_on_a_gpu_kernels_give_what_float64_does(dtype, classes, is_part_of_wider_rows):
+    made, target = table(dtype, rows=257, classes=classes + 7 * is_part_of_wider_rows)
+    logits, target = made.detach().cuda()[:, :classes].requires_grad_(), target.cuda() % classes
+    target[::5] = -100
+    assert kernels_for(logits) is not None
+    exact = logits.detach().double().requires_grad_()
+
+    found, expected = chunked_cross_entropy(logits, target), F.cross_entropy(exact, target)
+    (ours,) = torch.autograd.grad(found, logits)
+    (theirs,) = torch.autograd.grad(expected, exact)
+
+    torch.testing.assert_close(found.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+    close = {"rtol": 2 * torch.finfo(dtype).eps + 1e-5, "atol": 1e-7}
+    torch.testing.assert_close(ours.double(), theirs, **close)
+
+
+ROUNDED = {"float32": 1e-6, "float16": 2**-11, "bfloat16": 2**-7}
+
+
+@needs_triton
+@pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.parametrize("classes", [7, 4096, 4233])
+def test_the_kernels_agree_with_float64(kind, classes):
+    loss, gradient = printed("interpret_rows.py", TRITON_INTERPRET="1")[f"{kind} {classes}"]
+
+    assert loss < ROUNDED["float32"]
+    assert gradient < ROUNDED[kind]
+
+
+@needs_triton
+@pytest.mark.parametrize("case", ["rows of a wider table", "columns", "hidden classes"])
+def test_the_kernels_take_any_strides_and_hidden_classes(case):
+    found = printed("interpret_rows.py", TRITON_INTERPRET="1")
+
+    assert max(found[case]) < ROUNDED["float32"]
+    assert found["can run"]
 
 
 def test_classes_as_bytes_are_left_to_torch_which_takes_them(sliced):

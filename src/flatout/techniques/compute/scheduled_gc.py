@@ -67,12 +67,11 @@ And in the loop:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ScheduledGc"]:
         """Return the technique where the collector takes a visible part of the step."""
-        share = profile.collection_ms_per_step / (profile.step_ms.median or 1.0)
-        return [cls()] if share >= MIN_SHARE else ()
+        return [cls()] if felt_ms(profile) >= MIN_SHARE * profile.step_ms.median > 0 else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the collector's time to be gone; a hundredth of it stays at most."""
-        collection_ms = min(profile.collection_ms_per_step, 0.9 * profile.step_ms.median)
+        collection_ms = felt_ms(profile)
         return Effect(
             step_ms=-collection_ms * (1 - 1 / self.every),
             why=f"the collector takes {collection_ms:.2f} ms of each step",
@@ -111,6 +110,15 @@ And in the loop:
         for schedule in self.schedules:
             schedule.end()
         return ""
+
+
+def felt_ms(profile: Profile) -> float:
+    """Return the collector's time that a step may wait for: on a GPU that waits for launches.
+
+    Where the host is ahead of it, what it collects meanwhile delays nothing.
+    """
+    waits = profile.regime.shares.get("launch", 0.9) if profile.regime else 0.9
+    return min(profile.collection_ms_per_step, min(waits, 0.9) * profile.step_ms.median)
 
 
 class CollectionSchedule:

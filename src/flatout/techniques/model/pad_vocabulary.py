@@ -17,7 +17,14 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import ModelFacts, Profile
-from flatout.records.technique import Effect, Numerics, Technique, prior_for
+from flatout.records.technique import (
+    Effect,
+    Numerics,
+    RunningTraining,
+    Switch,
+    Technique,
+    prior_for,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -58,13 +65,36 @@ Where the output layer is made, best for a model that is trained from scratch:
 
     def model(self, root: Any) -> Any:
         """Pad the last linear layer's forward."""
-        from torch import nn
-
-        layers = [m for m in root.modules() if isinstance(m, nn.Linear)]
-        if not layers or layers[-1].out_features < MIN_VOCABULARY:
-            raise NotApplicable(f"the model has no output layer of {MIN_VOCABULARY} or more")
-        pad_output(layers[-1])
+        pad_output(output_layer(root))
         return root
+
+    def switch(self, training: RunningTraining) -> Switch:
+        """Choose between the last linear layer's forward and the padded one."""
+        layers = [output_layer(root) for root in training.roots]
+        padded = [(layer, pad_output(layer).__dict__.pop("forward")) for layer in layers]
+
+        def turn(is_on: bool) -> None:  # noqa: FBT001  called by position
+            for layer, forward in padded:
+                if is_on:
+                    layer.forward = forward  # type: ignore[method-assign]
+                else:
+                    del layer.forward
+
+        return Switch(turn=turn)
+
+
+def output_layer(root: Any) -> "torch.nn.Linear":
+    """Return the last linear layer of a model.
+
+    Raises:
+        NotApplicable: if it is no large one.
+    """
+    from torch import nn
+
+    layers = [m for m in root.modules() if isinstance(m, nn.Linear)]
+    if not layers or layers[-1].out_features < MIN_VOCABULARY:
+        raise NotApplicable(f"the model has no output layer of {MIN_VOCABULARY} or more")
+    return layers[-1]
 
 
 def pad_output(layer: "torch.nn.Linear", multiple: int = MULTIPLE) -> "torch.nn.Linear":

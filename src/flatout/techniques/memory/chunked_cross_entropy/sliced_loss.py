@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -37,10 +38,7 @@ class _RowLoss(torch.autograd.Function):
         ctx: Any, logits: torch.Tensor, target: torch.Tensor, ignore_index: int, rows: int
     ) -> torch.Tensor:
         check_targets(target, logits.shape[1], ignore_index)
-        normalizers = torch.empty(len(target), dtype=torch.float32, device=logits.device)
-        for start in range(0, len(target), rows):
-            part = logits[start : start + rows]
-            normalizers[start : start + rows] = part.float().logsumexp(1)
+        normalizers = _normalizers(logits, rows)
         is_ignored = target == ignore_index
         places = target.masked_fill(is_ignored, 0)
         chosen = logits.gather(1, places[:, None])[:, 0].float()
@@ -53,6 +51,8 @@ class _RowLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         logits, places, is_ignored, normalizers = ctx.saved_tensors
         gradient = gradient.float().masked_fill(is_ignored, 0.0)
+        if (kernels := kernels_for(logits)) is not None:
+            return kernels.make_gradient(logits, places, normalizers, gradient), None, None, None
         result = torch.empty_like(logits)
         for start in range(0, len(places), ctx.rows):
             rows = slice(start, start + ctx.rows)
@@ -60,6 +60,26 @@ class _RowLoss(torch.autograd.Function):
             part.scatter_add_(1, places[rows, None], torch.full_like(part[:, :1], -1.0))
             result[rows] = part.mul_(gradient[rows, None])
         return result, None, None, None
+
+
+def _normalizers(logits: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return the logarithm of the sum of each row's exponentials, so many rows at a time."""
+    if (kernels := kernels_for(logits)) is not None:
+        known: torch.Tensor = kernels.find_normalizers(logits)
+        return known
+    found = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    for start in range(0, len(logits), rows):
+        found[start : start + rows] = logits[start : start + rows].float().logsumexp(1)
+    return found
+
+
+def kernels_for(logits: torch.Tensor) -> Any:
+    """Return kernels that do whole tables at once, None where there are none."""
+    if not logits.is_cuda or not logits.numel() or find_spec("triton") is None:
+        return None
+    from flatout.techniques.memory.chunked_cross_entropy import row_kernels
+
+    return row_kernels if row_kernels.can_run(logits.device) else None
 
 
 def check_targets(target: torch.Tensor, classes: int, ignore_index: int) -> None:
