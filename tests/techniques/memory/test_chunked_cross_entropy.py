@@ -8,7 +8,7 @@ from torch import nn
 from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.records.readings import Limits
-from flatout.records.technique import Numerics
+from flatout.records.technique import Numerics, RunningTraining
 from flatout.techniques.memory.chunked_cross_entropy import (
     ChunkedCrossEntropy,
     chunked_cross_entropy,
@@ -234,6 +234,23 @@ def test_under_functorch_the_loss_is_torchs(sliced):
     (expected,) = torch.autograd.grad(F.cross_entropy(logits, target), logits)
     torch.testing.assert_close(found, expected)
     assert len(sliced) == 1, "the plain one"
+
+
+def test_a_switch_slices_while_it_is_on():
+    technique = ChunkedCrossEntropy(min_mib=0)
+    switch = technique.switch(RunningTraining(roots=[], optimizers=[]))
+    logits, target = table()
+    before = F.cross_entropy
+
+    switch.turn(True)  # noqa: FBT003  as the screen calls it
+    with pytest.raises(NotApplicable, match="no cross-entropy of classes over 0 MiB"):
+        switch.check()
+    F.cross_entropy(logits, target)
+    switch.check()
+    switch.turn(False)  # noqa: FBT003
+
+    assert F.cross_entropy is before
+    assert technique.sliced == {(ROWS, CLASSES)}
 
 
 def test_it_is_undone():

@@ -1,6 +1,7 @@
 """The output layer computes on more columns and gives what it gave."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from flatout.records.errors import NotApplicable
+from flatout.records.technique import RunningTraining
 from flatout.techniques.model.pad_vocabulary import PadVocabulary, head_share, pad_output
 from tests.techniques.facts import machine, model, profile
 from tests.techniques.saved import assert_loads_alone
@@ -46,6 +48,19 @@ def test_the_product_has_aligned_columns(monkeypatch):
 
     assert shapes == [(4160, 16)]
     assert output.shape == (2, 4099)
+
+
+def test_a_switch_pads_and_leaves_the_layer_as_it_was():
+    net = network()
+    x = torch.ones(2, 8)
+    switch = PadVocabulary().switch(RunningTraining(roots=[net], optimizers=[]))
+    assert "forward" not in vars(net[-1])
+
+    for is_on in (True, False, True, False):
+        switch.turn(is_on)
+        assert net(x).stride() == ((4160, 1) if is_on else (4099, 1))
+
+    assert "forward" not in vars(net[-1])
 
 
 def test_parameters_and_keys_stay():
@@ -93,5 +108,7 @@ def test_it_is_offered_to_odd_vocabularies():
 
     assert head_share(facts) == 0.4
     assert found.predict(odd, machine()).step_ms == pytest.approx(-40 * (1 - 1 / 1.15))
+    lowered = profile(device_kind="cuda", models=(replace(facts, used_autocast=True),))
+    assert found.predict(lowered, machine()).step_ms == pytest.approx(-40 * (1 - 1 / 5))
     even = profile(models=(model(widest_output=50304),))
     assert PadVocabulary.candidates(even, machine()) == ()

@@ -1,10 +1,10 @@
 """Compute the output layer with a vocabulary padded to what tensor cores take.
 
 What it does: pads the last linear layer's weight with zeros inside its forward, to a multiple of
-64, and cuts the extra columns off its output. Parameters, keys and shapes stay as they are.
+64, and returns its output without the extra columns. Parameters, keys and shapes stay as they are.
 When it helps: odd vocabularies (GPT-2's 50257) in low precision, where unaligned rows use slower
-kernels. A compiled model has this already.
-What it costs: a copy of the weight and of the output in each step.
+kernels; torch.compile pads some of the products only.
+What it costs: a copy of the weight in each step. The output is a part of wider rows.
 How it is checked: gradients match up to rounding: the added columns are zero.
 """
 
@@ -40,6 +40,7 @@ MIN_VOCABULARY = 4096
 class PadVocabulary(Technique):
     """Pad the output layer inside its forward."""
 
+    partners: ClassVar[frozenset[str]] = frozenset({"precision"})
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     by_hand: ClassVar[str] = """
@@ -50,7 +51,7 @@ Where the output layer is made, best for a model that is trained from scratch:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PadVocabulary"]:
-        """Return the technique for models with a large odd output layer that no one compiled."""
+        """Return the technique for models with a large odd output layer."""
         return [cls()] if any(map(_is_odd, profile.models)) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
@@ -115,8 +116,7 @@ def pad_output(layer: "torch.nn.Linear", multiple: int = MULTIPLE) -> "torch.nn.
     def forward(self: nn.Linear, x: "torch.Tensor") -> "torch.Tensor":
         weight = functional.pad(self.weight, (0, 0, 0, missing))
         bias = None if self.bias is None else functional.pad(self.bias, (0, missing))
-        output = functional.linear(x, weight, bias)
-        return output[..., : self.out_features].contiguous()
+        return functional.linear(x, weight, bias)[..., : self.out_features]
 
     layer.forward = types.MethodType(forward, layer)  # type: ignore[method-assign]
     return layer
@@ -129,7 +129,7 @@ def head_share(model: ModelFacts) -> float:
 
 def _is_odd(model: ModelFacts) -> bool:
     size = model.widest_output
-    return size >= MIN_VOCABULARY and size % MULTIPLE != 0 and not model.is_compiled
+    return size >= MIN_VOCABULARY and size % MULTIPLE != 0
 
 
 KOREAN = """

@@ -28,13 +28,17 @@ def find_normalizers(logits: torch.Tensor) -> torch.Tensor:
 def make_gradient(
     logits: torch.Tensor, places: torch.Tensor, normalizers: torch.Tensor, gradient: torch.Tensor
 ) -> torch.Tensor:
-    """Return the gradient of the logits for that of each row's loss, in the logits' precision."""
-    made = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    """Return the gradient of the logits for that of each row's loss, in the logits' precision.
+
+    Its rows are as far apart as those of the logits: aligned ones are written some times faster.
+    """
     rows, classes = logits.shape
+    apart = max(classes, logits.stride(0)) if logits.stride(1) == 1 else classes
+    made = torch.empty(rows, apart, dtype=logits.dtype, device=logits.device)[:, :classes]
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         _differentiate[(rows, triton.cdiv(classes, BLOCK))](
             *(logits, places, normalizers, gradient.contiguous(), made),
-            *(*logits.stride(), classes),
+            *(*logits.stride(), apart, classes),
             block=BLOCK,
             num_warps=WARPS,
         )
@@ -59,32 +63,51 @@ def _normalize(  # type: ignore[no-untyped-def]
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
-    most = tl.full((block,), float("-inf"), tl.float32)
+    at = logits + row * row_stride + columns.to(tl.int64) * stride
+    most = float("-inf")
     total = tl.zeros((block,), tl.float32)
-    for start in range(0, classes, block):
-        places = start + columns
-        at = logits + row * row_stride + places.to(tl.int64) * stride
-        x = tl.load(at, mask=places < classes, other=float("-inf")).to(tl.float32)
-        larger = tl.maximum(most, x)
-        # What is minus infinity on both sides would be no number.
-        kept = tl.where(most == float("-inf"), 0.0, total * tl.exp(most - larger))
-        total = kept + tl.where(x == float("-inf"), 0.0, tl.exp(x - larger))
-        most = larger
-    largest = tl.max(most, 0)
-    whole = tl.sum(tl.where(most == float("-inf"), 0.0, total * tl.exp(most - largest)), 0)
-    tl.store(found + row, largest + tl.log(whole))
+    whole = classes // block * block
+    # Without a mask several classes are loaded at once.
+    for start in range(0, whole, block):
+        most, total = _taken_in(most, total, tl.load(at + start * stride).to(tl.float32))
+    x = tl.load(at + whole * stride, mask=whole + columns < classes, other=float("-inf"))
+    most, total = _taken_in(most, total, x.to(tl.float32))
+    tl.store(found + row, most + tl.log(tl.sum(total, 0)))
+
+
+@triton.jit
+def _taken_in(most, total, x):  # type: ignore[no-untyped-def]
+    larger = tl.maximum(most, tl.max(x, 0))
+    base = tl.where(larger == float("-inf"), 0.0, larger)  # so far all are hidden
+    return larger, total * tl.exp(most - base) + tl.exp(x - base)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _differentiate(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917  as kernels are called
-    logits, places, normalizers, gradient, made, row_stride, stride, classes, block: tl.constexpr
+    logits,
+    places,
+    normalizers,
+    gradient,
+    made,
+    row_stride,
+    stride,
+    made_stride,
+    classes,
+    block: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * block + tl.arange(0, block)
-    is_there = columns < classes
-    at = logits + row * row_stride + columns.to(tl.int64) * stride
-    x = tl.load(at, mask=is_there, other=0.0).to(tl.float32)
-    share = tl.exp(x - tl.load(normalizers + row))
-    share = tl.where(columns == tl.load(places + row), share - 1.0, share)
-    value = share * tl.load(gradient + row)
-    tl.store(made + row * classes + columns, value.to(made.dtype.element_ty), mask=is_there)
+    first = tl.program_id(1) * block
+    columns = tl.arange(0, block)
+    at = logits + row * row_stride + (first + columns).to(tl.int64) * stride
+    to = made + row * made_stride + first + columns
+    normalizer, scale = tl.load(normalizers + row), tl.load(gradient + row)
+    place = tl.load(places + row) - first
+    if first + block <= classes:
+        share = tl.exp(tl.load(at).to(tl.float32) - normalizer)
+        value = tl.where(columns == place, share - 1.0, share) * scale
+        tl.store(to, value.to(made.dtype.element_ty))
+    else:
+        is_there = first + columns < classes
+        share = tl.exp(tl.load(at, mask=is_there, other=0.0).to(tl.float32) - normalizer)
+        value = tl.where(columns == place, share - 1.0, share) * scale
+        tl.store(to, value.to(made.dtype.element_ty), mask=is_there)
