@@ -20,8 +20,14 @@ HERE = ROOT / "tests/techniques"
 ROOT = HERE.parents[1]
 NAMES = catalogue.names()
 ON_CUDA = {
-    *("activation_offload", "attention_backend", "cudnn_autotune", "device_prefetch"),
-    *("empty_cache_steps", "expandable_segments", "fp8_training", "offloaded_optimizer"),
+    *("activation_offload", "async_copies", "attention_backend", "cudnn_autotune"),
+    *(
+        "device_prefetch",
+        "empty_cache_steps",
+        "expandable_segments",
+        "fp8_training",
+        "offloaded_optimizer",
+    ),
     *("pinned_memory", "tf32"),
 }
 ON_TEXTS = {"dynamic_padding", "sequence_packing"}
