@@ -52,6 +52,9 @@ SCREEN_UNTIL, LAST_UNTIL, AGAIN_UNTIL = 0.5, 0.75, 0.85
 """Shares of the time at which the first techniques, those that come last, and those that are tested
 again have had theirs; what is left measures each technique's own effect within the best
 recipe."""
+BEGUN_UNTIL = 0.9
+"""Share of the time after which none of those that come last is begun: what it takes to start is
+counted, as far as it is known of another one."""
 MOST_CELLS = 4096
 """Recipes that are looked through for the best one; with more techniques each is judged alone."""
 
@@ -436,10 +439,13 @@ class ScreenPlan:
         yield from self._alone(self._labels(is_last=False))
         yield from self._screened(self._labels(is_last=False), SCREEN_UNTIL)
         self.stage = "introduce last"
-        # One at a time, the most hopeful first: each may compile the model.
+        # Of rivals one at a time, the most hopeful first: each may compile the model.
+        last = [factor for factor in self.factors if factor.is_last]
+        groups = dict.fromkeys(factor.group for factor in last)
+        first = [next(f.label for f in last if f.group == group) for group in groups]
+        yield from self._alone(first)
         while new := [x for x in self._labels(is_last=True) if x not in self._introduced]:
-            is_first = len(new) == len(self._labels(is_last=True))
-            if not is_first and self._used_share + self._startup_share >= LAST_UNTIL:
+            if self._used_share + self._startup_share >= BEGUN_UNTIL:
                 break
             yield from self._alone(new[:1])
         self.stage = "last"
@@ -449,7 +455,7 @@ class ScreenPlan:
         again = self._larger_now(self._blocks)
         self.open += again
         # From these blocks alone: the share of the step differs from what it was before.
-        yield from self._screened(again, AGAIN_UNTIL, begin=len(self._blocks))
+        yield from self._screened(again, AGAIN_UNTIL, begin=len(self._blocks), fewest=1)
         self.stage, self.credit_from = "credit", len(self._blocks)
         yield from self._credited()
         self.stage = "over"
@@ -545,7 +551,8 @@ class ScreenPlan:
             effects = own_effects(self._blocks[self.credit_from :], self.factors, best)
             last = {*self._labels(is_last=True)}
             less = [tuple(x for x in best if x != label) for label in best]
-            if self._used_share + self._startup_share >= 1:  # no time to compile another model
+            # To compile other models takes the time of what was not tried yet.
+            if self._used_share + self._startup_share >= LAST_UNTIL:
                 less = [cell for cell in less if cell in self._visited or not last & {*cell}]
             is_known = len(effects) == len(less) and all(
                 effect.bound(0.975, +1) - effect.log_ratio < CREDIT_WIDTH

@@ -30,9 +30,8 @@ from flatout.records.units import MIB
 if TYPE_CHECKING:
     import torch
 
-MIN_SHARE = 0.005
-"""Of the step in copies and waits for launches, from which the technique is offered: a quarter of
-what shows, since a step that others make shorter has as many of them."""
+DRAINED_MS = 0.5
+"""From when the host goes on after a copy to when the GPU has work again, at least: assumed."""
 MOST_BYTES = 512 * MIB
 """Of a tensor: a whole data set that is copied once is no batch, and stays pageable."""
 WAITS_SAVED = 0.5
@@ -59,18 +58,17 @@ Where batches go to the device:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["AsyncCopies"]:
-        """Return the technique where a GPU waits for copies from pageable memory, or after them."""
-        if profile.device_kind != "cuda" or not profile.phases_ms.get("h2d"):
-            return ()
+        """Return the technique where batches are copied to a GPU from pageable memory."""
+        is_copied = profile.device_kind == "cuda" and bool(profile.phases_ms.get("h2d"))
         is_pageable = any(not loader.pin_memory for loader in profile.training_loaders)
-        waits_ms = profile.phases_ms["h2d"] + launch_ms(profile)
-        return [cls()] if is_pageable and waits_ms >= MIN_SHARE * profile.step_ms.median else ()
+        return [cls()] if is_copied and is_pageable else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the copies to be hidden, and a part of the waits for launches after them."""
-        copies_ms, waits_ms = profile.phases_ms["h2d"], launch_ms(profile)
+        copies_ms = profile.phases_ms["h2d"]
+        waits_ms = max(DRAINED_MS, WAITS_SAVED * launch_ms(profile))
         return Effect(
-            step_ms=-copies_ms - WAITS_SAVED * waits_ms,
+            step_ms=-copies_ms - waits_ms,
             why=f"{copies_ms:.1f} ms of copies, after which the GPU waits {waits_ms:.1f} ms",
         )
 
@@ -79,7 +77,7 @@ Where batches go to the device:
         self.undo.extend(install(self.copied))
 
     def switch(self, training: RunningTraining) -> Switch:
-        """Choose between torch's methods and these."""
+        """Choose between torch's methods and these, last: in the shortest steps it shows most."""
         if not next(training.roots[0].parameters()).is_cuda:
             raise NotApplicable(NO_GPU)
 
@@ -89,7 +87,7 @@ Where batches go to the device:
             while self.undo and not is_on:
                 self.undo.pop()()
 
-        return Switch(turn=turn, check=self._check)
+        return Switch(turn=turn, check=self._check, is_last=True)
 
     def end(self) -> str:
         """Give torch its own methods back; say how many tensors were copied so."""
