@@ -519,10 +519,10 @@ class ScreenPlan:
         rule = Rule()
         # Of two that are equal one has to stay: what has left the design beats no other.
         best = {*fit.best([*self.open, *self.on]), *self.on}
-        for label in [x for x in self.open if x in labels]:
-            effect = fit.effect(label, best)
-            if effect is None:
-                continue
+        asked = [x for x in self.open if x in labels]
+        effects = {label: fit.effect(label, best) for label in asked}
+        known = {label: effect for label, effect in effects.items() if effect is not None}
+        for label, effect in known.items():
             without = _without_rivals(label, best, self.factors)
             has_rival = not {*best} <= {*without, label}
             against = fit.contrast([*without, label], best) if has_rival else None
@@ -531,9 +531,11 @@ class ScreenPlan:
             )
             if is_beaten or effect.bound(rule.drop_confidence, +1) < math.log(rule.gain):
                 self.open.remove(label)
-                continue
+        # After those: what has lost its last rival is settled with it.
+        for label in [x for x in known if x in self.open]:
             has_rivals = any(_are_rivals(x, label, self.factors) for x in self.open if x != label)
-            if not has_rivals and effect.bound(rule.keep_confidence, -1) > math.log(rule.gain):
+            is_sure = known[label].bound(rule.keep_confidence, -1) > math.log(rule.gain)
+            if is_sure and not has_rivals:
                 self.open.remove(label)
                 self.on = [*_without_rivals(label, self.on, self.factors), label]
 

@@ -36,6 +36,8 @@ BLOCK_S = 0.4
 """Time of a block: the load of the cores is counted in ticks of 10 ms."""
 FEWEST, MOST = 3, 400
 """Steps of a block."""
+FEWEST_ON_GPU = 2
+"""The same where events of the device time them: blocks of equal cells differ by 0.3 %."""
 WANTED_BLOCKS = 50
 """Blocks for which the steps of one are shortened to two, where steps are long."""
 SETTLE, SETTLE_FIRST = 1, 3
@@ -187,7 +189,8 @@ class Screening:
         step_s = statistics.median(b - a for a, b in itertools.pairwise(ends))
         wanted = math.ceil(BLOCK_S / max(step_s, 1e-6))
         affordable = round(float(self.options["max_s"]) / WANTED_BLOCKS / step_s) - SETTLE
-        steps = max(2, min(max(FEWEST, wanted), max(2, affordable), MOST))
+        fewest = FEWEST if self.device is None else FEWEST_ON_GPU
+        steps = max(2, min(max(fewest, wanted), max(2, affordable), MOST))
         workers = max([0, *self._workers()])
         self.block_steps = -(-steps // workers) * workers if workers > 1 else steps
         self.board.begin()
