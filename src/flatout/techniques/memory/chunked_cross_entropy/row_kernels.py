@@ -36,7 +36,7 @@ def make_gradient(
     apart = max(classes, logits.stride(0)) if logits.stride(1) == 1 else classes
     made = torch.empty(rows, apart, dtype=logits.dtype, device=logits.device)[:, :classes]
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
-        _differentiate[(rows, triton.cdiv(classes, BLOCK))](
+        _differentiate[(rows,)](
             *(logits, places, normalizers, gradient.contiguous(), made),
             *(*logits.stride(), apart, classes),
             block=BLOCK,
@@ -96,18 +96,18 @@ def _differentiate(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917  a
     block: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * block
     columns = tl.arange(0, block)
-    at = logits + row * row_stride + (first + columns).to(tl.int64) * stride
-    to = made + row * made_stride + first + columns
+    at = logits + row * row_stride + columns.to(tl.int64) * stride
+    to = made + row * made_stride + columns
     normalizer, scale = tl.load(normalizers + row), tl.load(gradient + row)
-    place = tl.load(places + row) - first
-    if first + block <= classes:
-        share = tl.exp(tl.load(at).to(tl.float32) - normalizer)
-        value = tl.where(columns == place, share - 1.0, share) * scale
-        tl.store(to, value.to(made.dtype.element_ty))
-    else:
-        is_there = first + columns < classes
-        share = tl.exp(tl.load(at, mask=is_there, other=0.0).to(tl.float32) - normalizer)
-        value = tl.where(columns == place, share - 1.0, share) * scale
-        tl.store(to, value.to(made.dtype.element_ty), mask=is_there)
+    place = tl.load(places + row)
+    whole = classes // block * block
+    for start in range(0, whole, block):
+        share = tl.exp(tl.load(at + start * stride).to(tl.float32) - normalizer)
+        value = tl.where(start + columns == place, share - 1.0, share) * scale
+        tl.store(to + start, value.to(made.dtype.element_ty))
+    is_there = whole + columns < classes
+    x = tl.load(at + whole * stride, mask=is_there, other=0.0)
+    share = tl.exp(x.to(tl.float32) - normalizer)
+    value = tl.where(whole + columns == place, share - 1.0, share) * scale
+    tl.store(to + whole, value.to(made.dtype.element_ty), mask=is_there)
