@@ -28,7 +28,7 @@ PLANS = {
 }
 """The three calls that say most, in a quarter of an hour: what is right or wrong, all of it at
 once, since nothing is timed; the product; hard numbers. The last two have the device alone."""
-PLAN_S = {"right": 240.0, "product": 300.0, "numbers": 300.0}
+PLAN_S = {"right": 240.0, "product": 420.0, "numbers": 300.0}
 """Time for each: a device that was lent is often there for fifteen minutes in all."""
 AT_ONCE = ("right",)
 """Plans whose stages are played side by side."""

@@ -70,13 +70,16 @@ def out_folder() -> Path:
 def write_evidence(work: Path, folder: Path) -> None:
     """Keep what says most below a folder of work: each trial as it was, what the guard compared.
 
-    All in few files: of a machine that was lent few come back.
+    All in few files: of a machine that was lent few come back. What there is none of has no file.
     """
     hidden = {str(work): "work", str(Path.home()): "~", str(Path(__file__).parent.parent): "."}
     for archive, name in EVIDENCE.items():
         part = folder / f"{archive}.part"
+        found = sorted(work.rglob(name))
+        if not found:
+            continue
         with tarfile.open(part, "w:gz") as file:
-            for path in sorted(work.rglob(name)):
+            for path in found:
                 data = path.read_bytes()
                 if name == JOURNAL:  # what the guard compared is numbers, not text
                     data = scrubbed(data.decode("utf-8"), hidden).encode()

@@ -138,8 +138,9 @@ def seen(launch, h2d=0.1, **changes):
 def test_it_is_offered_where_a_gpu_waits_after_copies():
     (found,) = AsyncCopies.candidates(seen(0.04), HOPPER)
 
-    assert found.predict(seen(0.04), HOPPER).step_ms == pytest.approx(-0.1 - 0.5 * 4.0, rel=0.01)
-    assert found.predict(seen(0.0), HOPPER).step_ms == pytest.approx(-0.1 - 0.5, rel=0.01)
+    assert found.predict(seen(0.04), HOPPER).step_ms == pytest.approx(-0.1 - 4.0, rel=0.01)
+    assert found.predict(seen(0.0), HOPPER).step_ms == pytest.approx(-0.1 - 4.0, rel=0.01)
+    assert found.predict(seen(0.2), HOPPER).step_ms == pytest.approx(-0.1 - 10.0, rel=0.01)
     assert AsyncCopies.candidates(seen(0.04, h2d=0.0), HOPPER) == ()
     pinned = seen(0.04, loaders=(loader(pin_memory=True),))
     assert AsyncCopies.candidates(pinned, HOPPER) == ()

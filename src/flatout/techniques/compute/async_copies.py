@@ -30,8 +30,9 @@ from flatout.records.units import MIB
 if TYPE_CHECKING:
     import torch
 
-DRAINED_MS = 0.5
-"""From when the host goes on after a copy to when the GPU has work again, at least: assumed."""
+DRAINED_MS = 4.0
+"""What a step loses at least from when the host goes on after a copy until it is ahead of the GPU
+again: 4 to 7 ms for a GPT-2 of 12 layers that is not compiled, on an H200 (measured)."""
 MOST_BYTES = 512 * MIB
 """Of a tensor: a whole data set that is copied once is no batch, and stays pageable."""
 WAITS_SAVED = 0.5
