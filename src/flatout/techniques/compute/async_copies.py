@@ -158,7 +158,7 @@ def _without_waiting(
             target = None
         if getattr(target, "type", None) != "cuda":
             return original(self, *args, **kwargs)
-        # Never the tensor itself, page-locked or not: the script may fill it anew at once.
+        # Never the tensor itself, page-locked or not: the script may fill it again at once.
         staged = torch.empty_like(self, pin_memory=True).copy_(self)
         copied[:] = [sum(copied) + 1]
         return original(staged, target, non_blocking=True)
