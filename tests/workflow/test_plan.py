@@ -140,6 +140,33 @@ def test_a_script_that_spreads_itself_has_its_batch_on_every_rank_of_every_host(
     assert any(a.operator == BUCKETS for a in found.stream.allocations)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "fits_one", "fits_spread"),
+    [
+        ("600MiB", 1, False, False),
+        ("1GiB", 1, True, False),
+        ("1GiB", 8, False, False),
+        ("2480MiB", 8, False, True),
+        ("80GiB", 8, True, True),
+    ],
+)
+def test_techniques_are_traced_where_neither_one_gpu_nor_a_way_to_spread_it_is_enough(
+    monkeypatch, gpu, gpus, fits_one, fits_spread
+):
+    traced = []
+
+    def trace(request):
+        traced.extend(request.recipe.names)
+        return toy_stream(request.batch or 16)
+
+    monkeypatch.setattr(verb, "open_tracer", lambda *_: nullcontext(trace))
+
+    found = plan("train.py", (), PlanOptions(gpu=gpu, gpus=gpus)).plan
+
+    assert (found.fits, any(way.fits for way in found.parallel)) == (fits_one, fits_spread)
+    assert bool(traced) == (not fits_one and not fits_spread)
+
+
 def test_shards_are_not_taken_for_the_whole_model(monkeypatch):
     def trace(request):
         return replace(toy_stream(request.batch or 16), spreads_itself=True)

@@ -133,14 +133,26 @@ def plan(
         model, notes = tracer.model(bare)
         at = (lambda batch: tracer.whole(model.at(batch))) if model else None
         setup = Setup(stream=stream, ground=ground, at=at)
-        setup, tried = tracer.with_techniques(replace(setup, finds_batches=options.fit))
-        tell("replaying")
+        setup = replace(setup, finds_batches=options.fit)
         shown = " ".join([target, *hide_in_words(arguments)])
+        ways = None
+        if ground.ranks > 1:
+            tell("looking for ways to spread it")
+            found = planner.plan_of(shown, setup)
+            ways = _with_ways(found, setup, options, splits_layers=is_step)
+        tried: tuple[str, ...] = ()
+        # Where it fits once it is spread, no one asks what fits one GPU.
+        if ways is None or not any(way.fits for way in ways.parallel):
+            setup, tried = tracer.with_techniques(setup)
+        tell("replaying")
         found = planner.plan_of(shown, setup, fit=options.fit)
         if model is not None and options.fit:
             found = tracer.checked(found, model, setup)
-        if ground.ranks > 1:
-            found = _with_ways(found, setup, options, splits_layers=is_step)
+        if ways is not None:
+            notes = (*ways.notes[len(setup.stream.notes) :], *notes)
+            found = replace(
+                found, parallel=ways.parallel, advice=ways.advice, environment=ways.environment
+            )
     here = f"{Path.cwd()}{os.sep}"
     largest = tuple(replace(t, line=t.line.removeprefix(here)) for t in found.largest)
     return Planned(
