@@ -28,6 +28,8 @@ def errors(logits):
     (wanted,) = torch.autograd.grad(losses, exact, weights.double())
     normalizers = row_kernels.find_normalizers(logits)
     made = row_kernels.make_gradient(logits, targets, normalizers, weights)
+    most = ROWS * (logits.shape[1] + row_kernels.MOST_PADDING)
+    assert made.untyped_storage().nbytes() <= most * made.element_size()
     chosen = logits.gather(1, targets[:, None])[:, 0]
     return [off(normalizers - chosen.float(), losses.detach()), off(made, wanted)]
 
@@ -40,6 +42,8 @@ def main():
             found[f"{name} {classes}"] = errors((5 * torch.randn(ROWS, classes)).to(dtype))
     wide = 5 * torch.randn(ROWS, 64)
     found["rows of a wider table"] = errors(wide[:, :50])
+    far = 5 * torch.randn(ROWS, 64 * row_kernels.MOST_PADDING)
+    found["rows far apart"] = errors(far[:, :50])
     found["columns"] = errors((5 * torch.randn(50, ROWS)).t())
     hidden = 5 * torch.randn(ROWS, row_kernels.BLOCK + 9)
     hidden[:, 1::2], hidden[:, row_kernels.BLOCK :] = float("-inf"), float("-inf")

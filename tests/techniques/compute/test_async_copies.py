@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from flatout.records.errors import NotApplicable
-from flatout.records.profile import Regime
+from flatout.records.profile import Regime, Spread
 from flatout.records.technique import RunningTraining
 from flatout.techniques.compute import async_copies
 from flatout.techniques.compute.async_copies import AsyncCopies, install
@@ -140,6 +140,8 @@ def test_it_is_offered_where_a_gpu_waits_after_copies():
 
     assert found.predict(seen(0.04), HOPPER).step_ms == pytest.approx(-0.1 - 4.0, rel=0.01)
     assert found.predict(seen(0.0), HOPPER).step_ms == pytest.approx(-0.1 - 4.0, rel=0.01)
+    short = replace(seen(0.0), step_ms=Spread(median=5.0, p10=5.0, p90=5.0, n=20))
+    assert found.predict(short, HOPPER).step_ms == pytest.approx(-0.1 - 0.5)
     assert found.predict(seen(0.2), HOPPER).step_ms == pytest.approx(-0.1 - 10.0, rel=0.01)
     assert AsyncCopies.candidates(seen(0.04, h2d=0.0), HOPPER) == ()
     pinned = seen(0.04, loaders=(loader(pin_memory=True),))

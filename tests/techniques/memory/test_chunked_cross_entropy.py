@@ -91,7 +91,9 @@ def test_the_kernels_agree_with_float64(kind, classes):
 
 
 @needs_triton
-@pytest.mark.parametrize("case", ["rows of a wider table", "columns", "hidden classes"])
+@pytest.mark.parametrize(
+    "case", ["rows of a wider table", "rows far apart", "columns", "hidden classes"]
+)
 def test_the_kernels_take_any_strides_and_hidden_classes(case):
     found = printed("interpret_rows.py", TRITON_INTERPRET="1")
 

@@ -66,12 +66,13 @@ Where the output layer is made, best for a model that is trained from scratch:
 
     def model(self, root: Any) -> Any:
         """Pad the last linear layer's forward."""
-        pad_output(output_layer(root))
+        (layer,) = output_layers([root])
+        pad_output(layer)
         return root
 
     def switch(self, training: RunningTraining) -> Switch:
         """Choose between the last linear layer's forward and the padded one."""
-        layers = [output_layer(root) for root in training.roots]
+        layers = output_layers(training.roots)
         padded = [(layer, pad_output(layer).__dict__.pop("forward")) for layer in layers]
 
         def turn(is_on: bool) -> None:  # noqa: FBT001  called by position
@@ -84,18 +85,19 @@ Where the output layer is made, best for a model that is trained from scratch:
         return Switch(turn=turn)
 
 
-def output_layer(root: Any) -> "torch.nn.Linear":
-    """Return the last linear layer of a model.
+def output_layers(roots: Sequence[Any]) -> "list[torch.nn.Linear]":
+    """Return the last linear layers of models, as far as they are large.
 
     Raises:
-        NotApplicable: if it is no large one.
+        NotApplicable: if none is.
     """
     from torch import nn
 
-    layers = [m for m in root.modules() if isinstance(m, nn.Linear)]
-    if not layers or layers[-1].out_features < MIN_VOCABULARY:
+    last = [[m for m in root.modules() if isinstance(m, nn.Linear)][-1:] for root in roots]
+    found = [layer for layers in last for layer in layers if layer.out_features >= MIN_VOCABULARY]
+    if not found:
         raise NotApplicable(f"the model has no output layer of {MIN_VOCABULARY} or more")
-    return layers[-1]
+    return found
 
 
 def pad_output(layer: "torch.nn.Linear", multiple: int = MULTIPLE) -> "torch.nn.Linear":

@@ -13,6 +13,8 @@ import triton.language as tl
 BLOCK = 4096
 """Classes that a program holds at once: eight warps have 16 each a thread."""
 WARPS = 8
+MOST_PADDING = 1024
+"""Classes that rows of logits are longer than they are, where they were padded."""
 
 
 def find_normalizers(logits: torch.Tensor) -> torch.Tensor:
@@ -30,10 +32,12 @@ def make_gradient(
 ) -> torch.Tensor:
     """Return the gradient of the logits for that of each row's loss, in the logits' precision.
 
-    Its rows are as far apart as those of the logits: aligned ones are written some times faster.
+    Its rows are as far apart as those of the logits, where that takes little more memory: aligned
+    ones are written several classes at once.
     """
     rows, classes = logits.shape
-    apart = max(classes, logits.stride(0)) if logits.stride(1) == 1 else classes
+    is_padded = logits.stride(1) == 1 and classes <= logits.stride(0) <= classes + MOST_PADDING
+    apart = logits.stride(0) if is_padded else classes
     made = torch.empty(rows, apart, dtype=logits.dtype, device=logits.device)[:, :classes]
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         _differentiate[(rows,)](
