@@ -218,6 +218,61 @@ def test_what_comes_last_is_on_only_with_what_the_others_settled():
     assert {frozenset(b.on) - {"compile"} for b in with_it} == {frozenset({"half", "fused"})}
 
 
+LAST = {"half": 2.0, "blocks": 1.2, "cheap": 1.1, "whole": 1.3}
+"""Two that compile and are rivals, and one that needs no start; "half" comes before them."""
+
+
+def last_ones(used_share, startup_share, *, until="credit"):
+    """Return the cells of those that come last, so much of the time being used from then on."""
+    kinds = {"blocks": "compile", "whole": "compile"}
+    plan = ScreenPlan(factors(LAST, last=("blocks", "cheap", "whole"), groups=kinds))
+    blocks, cells = [], []
+    while plan.stage != until:
+        used = 0.1 if plan.stage == "screen" else used_share
+        cell = plan.next_cell(blocks, used, startup_share)
+        if cell is None:
+            break
+        blocks.append(block(cell, LAST, stage=plan.stage.removeprefix("introduce ")))
+        cells += [cell] if plan.stage != "screen" else []
+    return cells
+
+
+def test_of_those_that_come_last_rivals_are_begun_one_at_a_time_and_others_at_once():
+    cells = last_ones(0.2, 0.1)
+
+    assert cells[:3] == [("half",), ("blocks", "half"), ("cheap", "half")]
+    assert cells[3:5] == [("half",), ("half", "whole")]
+
+
+@pytest.mark.parametrize(("used_share", "is_begun"), [(0.75, True), (0.85, False)])
+def test_a_further_rival_is_begun_where_its_start_fits_in(used_share, is_begun):
+    cells = last_ones(used_share, 0.1)
+
+    assert any("whole" in cell for cell in cells) == is_begun
+    assert any("cheap" in cell for cell in cells)
+
+
+@pytest.mark.parametrize(("used_share", "compiles"), [(0.5, True), (0.7, False)])
+def test_late_in_a_screen_no_other_model_is_compiled_for_a_technique_s_own_effect(
+    used_share, compiles
+):
+    cells = last_ones(used_share, 0.1, until="over")
+
+    without_half = [x for x in cells if {"blocks", "whole"} & {*x} and "half" not in x]
+    assert bool(without_half) == compiles
+
+
+def test_what_has_lost_its_last_rival_is_settled_with_it():
+    truth = {"one": 1.5, "other": 1.2, "half": 2.0}
+
+    plan, blocks = screened(truth, 0, deviation=0.002, groups={"one": "kind", "other": "kind"})
+
+    alone, one_design = 1 + len(truth), 8
+    assert (len(blocks[: plan.credit_from]) - alone) // one_design <= 2
+    assert {*plan.on} == {"one", "half"}
+    assert plan.open == []
+
+
 def test_of_two_alternatives_the_faster_one_is_proposed():
     truth = {"one": 1.1, "other": 1.3, "half": 2.0}
 

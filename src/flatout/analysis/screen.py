@@ -440,10 +440,11 @@ class ScreenPlan:
         yield from self._screened(self._labels(is_last=False), SCREEN_UNTIL)
         self.stage = "introduce last"
         # Of rivals one at a time, the most hopeful first: each may compile the model.
-        last = [factor for factor in self.factors if factor.is_last]
-        groups = dict.fromkeys(factor.group for factor in last)
-        first = [next(f.label for f in last if f.group == group) for group in groups]
-        yield from self._alone(first)
+        first: dict[str, str] = {}
+        for factor in self.factors:
+            if factor.is_last:
+                first.setdefault(factor.group or factor.label, factor.label)
+        yield from self._alone([*first.values()])
         while new := [x for x in self._labels(is_last=True) if x not in self._introduced]:
             if self._used_share + self._startup_share >= BEGUN_UNTIL:
                 break
