@@ -162,7 +162,7 @@ def calibration(ablations: Sequence[Ablation]) -> list[tuple[str, ...]]:
         for ablation in ablations
         for item in ablation.calibration
     ]
-    header = ("lever", "predicted", "at most", "measured", "measured / predicted")
+    header = ("technique", "predicted", "at most", "measured", "measured / predicted")
     return [header, *rows] if rows else []
 
 

@@ -29,7 +29,7 @@ SAME_MEMORY = 0.02
 """Peaks of techniques that do nothing to memory differed by as much: the record of 2026-11-22."""
 RIGHT, WRONG, OPEN = "right", "wrong", "open"
 HEADER = (
-    *("script", "lever", "predicted", "at most", "measured", "sign"),
+    *("script", "technique", "predicted", "at most", "measured", "sign"),
     *("peak predicted", "peak measured", "sign of the peak"),
 )
 

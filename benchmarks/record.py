@@ -26,7 +26,7 @@ EVIDENCE = {
 """What is kept of a run beyond its record: archives, and the names of the files in them."""
 SCHEMA = "flatout.benchmark/1"
 RECORDS = Path(__file__).parent / "records"
-PREDICTIONS = "What was predicted of each technique that was tried by itself, and what it gave:"
+PREDICTIONS = "What was predicted of each technique that was tried alone, and what it gave:"
 FACTS = (
     *("python", "huge_pages", "swap_used_bytes", "variables"),
     *("torch_cuda", "torch_hip", "driver", "driver_cuda", "gpus"),

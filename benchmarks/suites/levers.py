@@ -147,11 +147,20 @@ def record_of(theme: str, found: Sequence[Subject], trials: Sequence[Mapping[str
     }
     return Record(
         theme=theme,
-        claim="every technique that this machine allows runs by itself on a script it is made for",
+        claim="every technique that this machine allows runs alone on a script it is made for",
         holds=not failed and all(subject.arms[0].profiles for subject in found),
         finding=f"{len(acted)} techniques measured by themselves",
         table=[
-            ("script", "lever", "promise", "step", "ratio", "95 % interval", "n", "peak memory"),
+            (
+                "script",
+                "technique",
+                "promise",
+                "step",
+                "ratio",
+                "95 % interval",
+                "n",
+                "peak memory",
+            ),
             *(row(subject, arm) for subject in found for arm in subject.arms if arm.profiles),
         ],
         raw={

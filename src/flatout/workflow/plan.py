@@ -141,7 +141,7 @@ def plan(
             found = planner.plan_of(shown, setup)
             ways = _with_ways(found, setup, options, splits_layers=is_step)
         tried: tuple[str, ...] = ()
-        # Where it fits once it is spread, no one asks what fits one GPU.
+        # Where it fits once it is spread, what would fit it on one GPU is not needed.
         if ways is None or not any(way.fits for way in ways.parallel):
             setup, tried = tracer.with_techniques(setup)
         tell("replaying")

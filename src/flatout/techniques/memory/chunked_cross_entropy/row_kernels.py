@@ -1,4 +1,4 @@
-"""The same on a GPU: two Triton kernels, in which the table crosses the memory three times.
+"""Cross-entropy of whole tables on a GPU: two Triton kernels that read and write it three times.
 
 Slice by slice torch would start some thousand kernels for a step of GPT-2, more than the GPU waits
 for.
