@@ -30,6 +30,7 @@ SUITES = (
     "slow_compute",
     "ladder",
     "search",
+    "ordinary",
     "whole_training",
     "levers",
     "levers_text",
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}")
     parser.add_argument("--budget-s", type=float, default=600.0, help="time for each tuning")
     parser.add_argument("--records", type=Path, default=RECORDS, help="where the records go")
-    parser.add_argument("--only", default="", help="workloads of the suite `search`: a,b")
+    parser.add_argument("--only", default="", help="workloads of a suite of several: a,b")
     args = parser.parse_args(arguments)
     unknown = sorted(set(args.suites) - set(SUITES))
     if unknown:

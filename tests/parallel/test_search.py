@@ -6,6 +6,7 @@ import pytest
 
 from flatout.analysis.stream_changes import reached_flops
 from flatout.hardware.catalogue import find_gpu
+from flatout.parallel.rank_share import StreamColumns
 from flatout.parallel.search import (
     NETWORK,
     Cluster,
@@ -249,6 +250,18 @@ def test_a_pipeline_holds_a_stage_and_as_many_microbatches_as_are_in_flight():
     # Half of the layers: three of 16 MiB states, and 2 of 8 microbatches of 8 samples in flight.
     assert found.peak_bytes.value == 3 * 16 * MIB + 2 * 8 * 3 * MIB
     assert found.shares["bubble"].value > 0
+
+
+def test_columns_at_another_batch_are_those_of_its_own_stream():
+    what, spec = training(splits=True), ParallelSpec(pp=2, tp=2)
+    first = what.columns(64)
+
+    second, own = what.columns(16), StreamColumns(what.at(16), what.layout)
+
+    assert first is what.columns(64)
+    assert second.work(spec, 1) == own.work(spec, 1) != first.work(spec, 1)
+    assert second.peak_bytes(spec, 0, 2) == own.peak_bytes(spec, 0, 2)
+    assert (second.batch, second.flops) == (own.batch, own.flops)
 
 
 def test_stages_hold_the_layers_of_a_list_with_others_between_them():

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -378,6 +379,36 @@ def test_says_what_is_no_subject(folder):
         trace_memory("planned_task.py:number")
     with pytest.raises(UserError, match="did you mean"):
         trace_memory("planned_task.py:tusk")
+
+
+def test_two_traces_at_once_are_those_that_come_one_after_the_other(folder, monkeypatch):
+    asked, really = [], _Process.ask
+    monkeypatch.setattr(
+        _Process, "ask", lambda self, what: (asked.append(what.batch), really(self, what))[1]
+    )
+    requests = TraceRequest(), TraceRequest(batch=21)
+
+    with open_tracer("planned_task.py:task") as trace:
+        together = [trace(replace(requests[0], more=1)), trace(requests[1])]
+    with open_tracer("planned_task.py:task") as trace:
+        apart = [*map(trace, requests)]
+
+    assert together == apart
+    assert [stream.batch for stream in together] == [20, 21]
+    assert all(stream.traced_s > 0 for stream in together)
+    assert asked == [None, None, 21]
+    assert "data.txt" not in listing(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("full", "no room for 4"), ("deadly", "the tracing process died")]
+)
+def test_what_ends_one_of_two_traces_is_said_of_that_one(folder, name, said):
+    def both():
+        return [trace(TraceRequest(more=1)), trace(TraceRequest(batch=4))]
+
+    with open_tracer(f"planned_task.py:{name}") as trace, pytest.raises(UserError, match=said):
+        both()
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from flatout.analysis import stream_changes as transforms
 from flatout.analysis.stream_changes import loss_indices, regions_of
 from flatout.hardware.catalogue import find_gpu
 from flatout.planner import memory_options
-from flatout.planner import plan as planning
 from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import affine
 from flatout.planner.memory_options import Setup, candidates, ladder
@@ -118,7 +117,7 @@ def test_retries_are_told_of_one_step_however_many_were_traced(monkeypatch):
     def retrying(*given, **more):
         return replace(replay(*given, **more), retries_by_step=(5, 2, 2))
 
-    monkeypatch.setattr(planning, "replay", retrying)
+    monkeypatch.setattr(memory_options, "replay", retrying)
 
     assert plan_of("train.py", setup()).retries == 2
 
@@ -170,6 +169,41 @@ def test_techniques_are_put_together_where_none_suffices():
     assert not any(r.fits and not r.changes_training for r in single)
     assert several
     assert several[0].peak_bytes < min(r.peak_bytes for r in single if not r.changes_training)
+
+
+def test_of_techniques_put_together_the_fewest_that_fit_are_taken():
+    here = setup(batch=16, gpu="1000MiB", layers=40)
+    options = {option.label: option.model for option in candidates(here.ground)}
+
+    found = next(r for r in ladder(here) if len(r.choices) > 1)
+
+    fewer = here.stream
+    for label in found.choices[:-1]:
+        fewer = options[label].change(fewer)
+    limit = here.ground.limit(here.stream)
+    assert found.fits
+    assert len(found.choices) > 2
+    assert not replay(fewer, here.ground.settings, capacity=limit).fits
+
+
+def test_a_batch_in_parts_is_played_at_few_sizes_and_split_as_little_as_fits():
+    here = setup(batch=4096, gpu="2GiB", layers=8)
+    asked = set()
+
+    def noted(batch):
+        asked.add(batch)
+        return here.at(batch)
+
+    found = ladder(replace(here, at=noted))
+
+    limit, settings = here.ground.limit(here.stream), here.ground.settings
+    halves = [4096 >> n for n in range(1, 13)]
+    parts = {size: transforms.accumulated(here.at(size)) for size in halves}
+    most = next(size for size in halves if replay(parts[size], settings, capacity=limit).fits)
+    rung = next(r for r in found if "accumulate" in "".join(r.choices))
+    assert rung.fits
+    assert rung.choices == (f"batch={most} accumulate={4096 // most} (by hand)",)
+    assert len(asked) < len(halves) - 3
 
 
 def test_techniques_of_several_gpus_need_several_gpus():

@@ -4,8 +4,9 @@ import pytest
 
 from flatout.hardware.catalogue import find_gpu
 from flatout.planner.allocator_settings import parse_settings
+from flatout.planner.largest_batch import affine
 from flatout.planner.replay import alive_at, components_at, replay
-from flatout.planner.workspaces import find_calibration, with_workspaces
+from flatout.planner.workspaces import find_calibration, whole_at, with_workspaces
 from flatout.records.memory_stream import (
     Allocation,
     Component,
@@ -114,6 +115,60 @@ def test_an_edited_stream_keeps_every_other_life():
     assert [life.death is None for life in lives_of(found)].count(True) >= [
         life.death is None for life in lives
     ].count(True)
+
+
+def test_what_is_dropped_stays_dropped_whenever_it_was_to_die():
+    stream = toy_stream()
+    first, second = Draft(stream), Draft(stream)
+    first.die_before(0, len(stream.events))
+    for draft in (first, second):
+        draft.drop(0)
+    first.die_before(0, 1)
+
+    assert first.build() == second.build()
+
+
+def test_other_sizes_alone_leave_the_events_as_they_are():
+    stream = toy_stream()
+    draft = Draft(stream)
+    draft.resize(3, 17)
+
+    found = draft.build("smaller")
+
+    assert (found.events, found.marks) == (stream.events, stream.marks)
+    assert found.allocations[3].size == 17
+    assert found.notes == ("smaller",)
+
+
+def test_workspaces_at_another_batch_are_those_that_its_own_stream_would_have():
+    def summing(batch):
+        stream = toy_stream(batch)
+        draft = Draft(stream)
+        gradient = Allocation(
+            size=4 * 512,
+            component=Component.TEMPORARIES,
+            phase=Phase.BACKWARD,
+            step=1,
+            operator="aten.sum.dim_IntList",
+            shape=(512,),
+            dtype="float32",
+            arguments=((64 * batch, 512), (0,), (0,)),
+        )
+        start, _end = step_bounds(stream, 1)
+        draft.add(gradient, start + 20, start + 30)
+        return draft.build()
+
+    model = affine(summing(2), summing(3))
+    calibration = find_calibration(find_gpu("a100-80"), "2.13.0")
+
+    at = whole_at(model, calibration)
+
+    batches = (1, 2, 7, 300)
+    for batch in batches:
+        assert at(batch) == with_workspaces(model.at(batch), calibration)
+    sums = [a.size for b in batches for a in at(b).allocations if a.operator == "workspace of sum"]
+    assert len(sums) == len(batches)
+    assert len(set(sums)) > 1  # not so much a sample: its rule has steps
 
 
 def test_workspaces_of_cublas_are_taken_once_a_thread_and_stay():

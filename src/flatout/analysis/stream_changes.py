@@ -4,6 +4,7 @@ They stand in for a trace where a technique cannot be traced; each function says
 `regions_of` and `loss_indices` find blocks and losses in a stream.
 """
 
+import functools
 import re
 from bisect import bisect_right
 from collections import defaultdict
@@ -51,6 +52,7 @@ class BlockRegion:
     """Position of the event before which its backward has them again."""
 
 
+@functools.lru_cache(1 << 12)
 def block_of(module: str) -> str:
     """Return the block that a module belongs to; empty outside of all.
 

@@ -4,6 +4,7 @@ The repeated blocks of the model are found by the names of their parameters; a s
 has some of them, a rank of a tensor-parallel group a part of each.
 """
 
+import copy
 import math
 import re
 from bisect import bisect_right
@@ -126,6 +127,13 @@ class StreamColumns:
             head / (head + inside) if layout.prefix is not None and head + inside else 0.0
         )
         self.gathered_root, self.gathered_blocks = stream_changes.gathered_bytes(stream)
+
+    def at(self, stream: MemoryStream) -> "StreamColumns":
+        """Return those of the same step at another batch, in which only sizes differ."""
+        other = copy.copy(self)
+        other.batch, other.flops = stream.batch or 1, stream.model_flops
+        other.sizes = np.array([row.size for row in stream.allocations], dtype=float)
+        return other
 
     def held(self, spec: ParallelSpec, stage: int) -> Any:
         """Return which allocations a stage of the pipeline makes."""

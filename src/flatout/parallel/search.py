@@ -160,9 +160,11 @@ class Training:
 
     def columns(self, batch: int) -> StreamColumns:
         """Return the step on one device at a batch, made once."""
-        if batch not in self._columns:
-            self._columns[batch] = StreamColumns(self.at(batch), self.layout)
-        return self._columns[batch]
+        made = self._columns
+        if batch not in made:
+            stream, other = self.at(batch), next(iter(made.values()), None)
+            made[batch] = other.at(stream) if other else StreamColumns(stream, self.layout)
+        return made[batch]
 
     @cached_property
     def samples_per_s_of_host(self) -> float:

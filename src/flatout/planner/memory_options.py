@@ -3,6 +3,7 @@
 `candidates` are their techniques: what each makes of the stream, and costs in time.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -109,7 +110,7 @@ class Setup:
 
 def ladder(setup: Setup) -> tuple[Rung, ...]:
     """Return the step as it is and every way that saves memory."""
-    base = _known(setup, (), lambda: _played(setup, setup.stream))
+    base = replay_as_it_is(setup)
     options = [
         option
         for option in candidates(setup.ground)
@@ -132,6 +133,11 @@ def ladder(setup: Setup) -> tuple[Rung, ...]:
         _with_batch(setup, rung, by_label) if number < MOST_BATCHES else rung
         for number, rung in enumerate(sorted(rungs, key=_order))
     )
+
+
+def replay_as_it_is(setup: Setup) -> AllocatorReplay:
+    """Return the replay of the step without techniques; of one that does not fit with its peak."""
+    return _known(setup, (), lambda: _played(setup, setup.stream))
 
 
 def _has_way(rungs: Sequence[Rung]) -> bool:
@@ -183,13 +189,13 @@ def _single(setup: Setup, option: TracedOption, base: AllocatorReplay) -> Rung:
 def _together(
     setup: Setup, options: Sequence[TracedOption], rungs: Sequence[Rung], base: AllocatorReplay
 ) -> list[Rung]:
-    """Add techniques one at a time, the cheapest byte first, until it fits."""
+    """Add techniques one at a time, the cheapest byte first, until it fits, or all that help."""
     by_label: dict[tuple[str, ...], TracedOption] = {(o.label,): o for o in options}
     alone = [r for r in rungs if r.choices in by_label and not r.changes_training]
     alone.sort(key=lambda rung: ((rung.time_ratio - 1) / rung.saved_bytes, -rung.saved_bytes))
     saved = {rung.choices[0]: rung.saved_bytes for rung in alone}
     chosen: list[TracedOption] = []
-    latest: list[Rung] = []
+    sets: list[list[TracedOption]] = []
     for rung in alone:
         option = by_label[rung.choices]
         rivals = [one for one in chosen if one.model.group == option.model.group]
@@ -197,15 +203,16 @@ def _together(
             continue
         # A stronger setting of what was chosen takes its place.
         chosen = [*(one for one in chosen if one not in rivals), option]
-        if len(chosen) < 2 or len(chosen) > MOST_TOGETHER:
-            continue
-        found = _modelled(setup, chosen)
-        cost = 1 + sum(one.model.cost(setup.stream, setup.ground) - 1 for one in chosen)
-        labels = tuple(one.label for one in chosen)
-        latest = [_rung(setup, labels, found, base, ratio=cost, why=words("plan.all_together"))]
-        if found.fits:
-            break
-    return latest
+        if 2 <= len(chosen) <= MOST_TOGETHER:
+            sets.append(chosen)
+    if not sets:
+        return []
+    # Each set takes less memory than the one before.
+    place = bisect_left(sets, x=True, key=lambda one: _modelled(setup, one).fits)
+    chosen = sets[min(place, len(sets) - 1)]
+    cost = 1 + sum(one.model.cost(setup.stream, setup.ground) - 1 for one in chosen)
+    labels, found = tuple(one.label for one in chosen), _modelled(setup, chosen)
+    return [_rung(setup, labels, found, base, ratio=cost, why=words("plan.all_together"))]
 
 
 def _changed(stream: MemoryStream, options: Sequence[TracedOption]) -> MemoryStream:
@@ -227,9 +234,16 @@ def _smaller_batches(setup: Setup, base: AllocatorReplay) -> Iterator[Rung]:
     batch = setup.stream.batch
     if setup.at is None or batch is None or batch < 2:
         return
-    for split in _splits(batch):
+    at, splits = setup.at, [*_splits(batch)]
+
+    def played(split: Accumulating) -> AllocatorReplay:
         size = split.micro_batch
-        found = _known(setup, (f"batch={size}",), partial(_smaller_batch, setup, setup.at, size))
+        return _known(setup, (f"batch={size}",), partial(_smaller_batch, setup, at, size))
+
+    # What tensors alone take shrinks with the batch; of what may fit each is played.
+    start = bisect_left(splits, x=True, key=lambda split: played(split) is not TOO_MUCH)
+    for split in splits[start:]:
+        found = played(split)
         if found.fits:
             break
     label = f"batch={split.micro_batch} accumulate={split.steps} (by hand)"

@@ -84,6 +84,8 @@ class _Process:
         self.environment = environment
         self.child: subprocess.Popen[str] | None = None
         self.replies = -1
+        self.ahead: tuple[TraceRequest, MemoryStream] | None = None
+        """The stream that came with another one, and the request that it answers."""
 
     def __enter__(self) -> "_Process":
         self.folder = Path(tempfile.mkdtemp(prefix=TRACE, dir=scratch_root()))
@@ -101,6 +103,8 @@ class _Process:
 
     def trace(self, request: TraceRequest) -> MemoryStream:
         """Return the stream of one request."""
+        if self.ahead is not None and self.ahead[0] == request:
+            return self.ahead[1]
         reply = self.ask(request)
         notes: tuple[str, ...] = ()
         if reply is None and request.device == "cuda":
@@ -112,6 +116,9 @@ class _Process:
         if "error" in reply:
             raise UserError(reply["error"])
         stream = stream_from_json(reply["stream"])
+        if "next" in reply:
+            following = stream_from_json(reply["next"])
+            self.ahead = replace(request, batch=following.batch, more=0), following
         return replace(stream, notes=(*stream.notes, *notes))
 
     def ask(self, request: TraceRequest) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from math import ceil
 from flatout.analysis.stream_changes import accumulated
 from flatout.planner.device_model import DeviceModel, added
 from flatout.planner.largest_batch import accumulation, fits_steadily, largest_batch
-from flatout.planner.memory_options import Setup, ladder
+from flatout.planner.memory_options import Setup, ladder, replay_as_it_is
 from flatout.planner.replay import AllocatorReplay, alive_at, components_at, replay
 from flatout.planner.workspaces import (
     MOST_CONVOLUTION_BYTES,
@@ -58,9 +58,7 @@ KINDS = {
 def plan_of(target: str, setup: Setup, *, fit: bool = False) -> Plan:
     """Return the plan of a traced step."""
     ground, stream = setup.ground, setup.stream
-    limit = ground.limit(stream)
-    played = replay(stream, ground.settings, capacity=limit)
-    whole = played if played.fits else replay(stream, ground.settings)
+    limit, whole = ground.limit(stream), replay_as_it_is(setup)
     allocated, reserved = _amounts(stream, whole, ground)
     at_peak = components_at(stream, whole.peak_at)
     estimate, missed = formula(at_peak, largest_by_component(stream))
@@ -91,10 +89,15 @@ def plan_of(target: str, setup: Setup, *, fit: bool = False) -> Plan:
         ladder=ladder(replace(setup, largest=most)),
         formula_bytes=estimate,
         formula_missed=missed,
-        retries=max(played.retries_by_step[1:], default=0),
-        accumulating=None if played.fits else accumulating(setup, most),
+        retries=max(whole.retries_by_step[1:], default=0),
+        accumulating=None if whole.fits else accumulating(setup, most),
         notes=stream.notes,
-        environment={"gpu": ground.gpu.name, "gpus": ground.gpus, "method": stream.method},
+        environment={
+            "gpu": ground.gpu.name,
+            "gpus": ground.gpus,
+            "hosts": ground.hosts,
+            "method": stream.method,
+        },
     )
 
 

@@ -4,6 +4,8 @@
 workspaces of cuBLAS, cuDNN and attention kernels.
 """
 
+import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ from typing import Any
 
 from flatout.hardware.catalogue import GpuModel
 from flatout.planner.kernel_workspaces import CONVOLVING, taken_by
+from flatout.planner.largest_batch import Affine
 from flatout.records.input_files import read_json
 from flatout.records.memory_stream import Allocation, Component, Draft, MemoryStream, Phase
 from flatout.records.plan import Amount, NumberSource
@@ -117,6 +120,8 @@ WITH_BIAS = re.compile(r"\baddmm\b")
 """Operators that cuBLASLt runs."""
 CUBLASLT_BYTES = MIB
 """Of cuBLASLt, once: aten/src/ATen/cuda/CUDABlas.cpp where CUBLASLT_WORKSPACE_SIZE is not set."""
+BATCHES_KEPT = 16
+"""Batches at which a stream is kept: the ladder and the ways to spread it ask for the same ones."""
 MOST_CONVOLUTION_BYTES = 256 * MIB
 """What a convolution may take on a GPU that nothing was measured on, where its rule says less."""
 
@@ -127,17 +132,27 @@ def with_workspaces(stream: MemoryStream, calibration: Calibration) -> MemoryStr
     cuBLAS's size comes from a calibration, those of other kernels from what they are called with.
     """
     draft = Draft(stream)
-    size = calibration.cublas_workspace.bytes
-    _add_kept(draft, PRODUCT, Phase.FORWARD, size)
-    _add_kept(draft, WITH_BIAS, Phase.FORWARD, CUBLASLT_BYTES)
-    _add_kept(draft, PRODUCT, Phase.BACKWARD, size)
-    for members in _calls(stream):
-        call = [stream.allocations[index] for index in members]
-        for after, taken, name in taken_by(call):
-            # Empty ones, too: streams at different batches have the same allocations.
-            place = draft.lives[members[after]].birth + 1
-            draft.add(_workspace(call[after], taken, name), place, place)
+    for workspace, after, stays in _workspaces(stream, calibration):
+        place = draft.lives[after].birth + 1
+        draft.add(workspace, place, None if stays else place)
     return draft.build()
+
+
+def whole_at(model: Affine, calibration: Calibration) -> Callable[[int], MemoryStream]:
+    """Return the stream with workspaces at every batch: `with_workspaces` of the model's.
+
+    Sizes differ from batch to batch, and nothing else: where they are is found once.
+    """
+    whole = with_workspaces(model.stream, calibration)
+
+    @functools.lru_cache(BATCHES_KEPT)
+    def at(batch: int) -> MemoryStream:
+        found = model.at(batch)
+        own = (workspace for workspace, _, _ in _workspaces(found, calibration))
+        allocations = (*found.allocations, *own)
+        return replace(found, allocations=allocations, events=whole.events, marks=whole.marks)
+
+    return at
 
 
 def has_convolution(stream: MemoryStream) -> bool:
@@ -154,15 +169,28 @@ def with_convolution_bytes(stream: MemoryStream, change: Callable[[int], int]) -
     return draft.build()
 
 
-def _add_kept(draft: Draft, operators: re.Pattern[str], phase: Phase, size: int) -> None:
-    """Add what a library takes at its first call, after the result; it stays.
+def _workspaces(
+    stream: MemoryStream, calibration: Calibration
+) -> Iterator[tuple[Allocation, int, bool]]:
+    """Yield each workspace, the number of the allocation that it follows, and whether it stays.
 
-    Forward and backward run on threads of their own, each with a handle.
+    What a library takes at its first call stays; forward and backward run on threads of their own,
+    each with a handle.
     """
-    for index, allocation in enumerate(draft.stream.allocations):
-        if allocation.phase is phase and operators.search(allocation.operator):
-            draft.add(_workspace(allocation, size, "cuBLAS"), draft.lives[index].birth + 1, None)
-            return
+    size, rows = calibration.cublas_workspace.bytes, stream.allocations
+    for operators, phase, kept in (
+        (PRODUCT, Phase.FORWARD, size),
+        (WITH_BIAS, Phase.FORWARD, CUBLASLT_BYTES),
+        (PRODUCT, Phase.BACKWARD, size),
+    ):
+        calls = (n for n, a in enumerate(rows) if a.phase is phase and operators.search(a.operator))
+        for first in itertools.islice(calls, 1):
+            yield _workspace(rows[first], kept, "cuBLAS"), first, True
+    for members in _calls(stream):
+        call = [rows[index] for index in members]
+        for after, taken, name in taken_by(call):
+            # Empty ones, too: streams at different batches have the same allocations.
+            yield _workspace(call[after], taken, name), members[after], False
 
 
 def _calls(stream: MemoryStream) -> Iterator[list[int]]:

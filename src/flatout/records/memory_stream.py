@@ -4,9 +4,10 @@
 one: sizes, births and deaths. `repeated` makes a stream of two steps one of many.
 """
 
+import functools
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ TEXTS = ("operator", "module", "line", "dtype")
 PLAIN = ("size", "step", "shape", "arguments")
 ABOUT = (
     *("device", "method", "steps", "batch", "micro_batches", "model_flops", "tf32_share"),
-    *("compiled_kept_bytes", "eager_kept_bytes", "spreads_itself"),
+    *("compiled_kept_bytes", "eager_kept_bytes", "spreads_itself", "traced_s"),
 )
 """Fields of the whole stream that are written as they are."""
 DEATH = -1
@@ -119,6 +120,8 @@ class MemoryStream:
     spreads_itself: bool = False
     """Whether the training made a process group of several ranks: `batch` is that of one rank, and
     buckets or shards are in the stream."""
+    traced_s: float = field(default=0.0, compare=False)
+    """Seconds that tracing took; 0 where no one looked."""
     notes: tuple[str, ...] = ()
     """What could not be traced and what was assumed instead, one clause each."""
 
@@ -188,13 +191,14 @@ class Life(NamedTuple):
 
 def lives_of(stream: MemoryStream) -> list[Life]:
     """Return when each allocation is born and when it dies."""
-    births: dict[int, int] = {}
-    deaths: dict[int, int] = {}
-    for position, event in enumerate(stream.events):
-        (births if event.born else deaths)[event.index] = position
-    return [
-        Life(births.get(index, 0), deaths.get(index)) for index in range(len(stream.allocations))
-    ]
+    births = [0] * len(stream.allocations)
+    deaths: list[int | None] = [None] * len(births)
+    for position, (index, born) in enumerate(stream.events):
+        if born:
+            births[index] = position
+        else:
+            deaths[index] = position
+    return list(map(Life, births, deaths))
 
 
 def step_bounds(stream: MemoryStream, step: int) -> tuple[int, int]:
@@ -209,16 +213,17 @@ class Draft:
 
     def __init__(self, stream: MemoryStream) -> None:
         self.stream = stream
-        self.lives = lives_of(stream)
         self._allocations = list(stream.allocations)
-        self._births: dict[int, Place | None] = {
-            index: (life.birth, 1, 0) for index, life in enumerate(self.lives)
-        }
-        self._deaths: dict[int, Place | None] = {
-            index: None if life.death is None else (life.death, 1, 0)
-            for index, life in enumerate(self.lives)
-        }
+        self._births: dict[int, Place | None] = {}
+        """Of what was added or dropped; None where it has none any more."""
+        self._deaths: dict[int, Place | None] = {}
+        """Of what was added, dropped, or dies at another time; None where it does not."""
         self._count = 0
+
+    @functools.cached_property
+    def lives(self) -> list[Life]:
+        """When each allocation of the old stream is born and when it dies."""
+        return lives_of(self.stream)
 
     def resize(self, index: int, size: int) -> None:
         """Give an allocation another size."""
@@ -241,16 +246,24 @@ class Draft:
 
     def build(self, *notes: str) -> MemoryStream:
         """Return the changed stream; notes say what was changed."""
-        places: list[tuple[int, int, int, int, bool]] = []
-        for index, birth in self._births.items():
-            if birth is None:
-                continue
-            places.append((*birth, index, True))
-            death = self._deaths[index]
-            if death is not None:
-                places.append((*death, index, False))
+        notes = (*self.stream.notes, *notes)
+        births, deaths = self._births, self._deaths
+        if not births and not deaths:
+            return replace(self.stream, allocations=tuple(self._allocations), notes=notes)
+        dropped = {index for index, place in births.items() if place is None}
+        places: list[tuple[int, int, int, int, bool]] = [
+            (position, 1, 0, index, born)
+            for position, (index, born) in enumerate(self.stream.events)
+            if index not in (births if born else deaths) and index not in dropped
+        ]
+        for changed, born in ((births, True), (deaths, False)):
+            places += [
+                (*place, index, born)
+                for index, place in changed.items()
+                if place is not None and index not in dropped
+            ]
         places.sort()
-        kept = [index for index, birth in self._births.items() if birth is not None]
+        kept = [index for index in range(len(self._allocations)) if index not in dropped]
         number = {index: position for position, index in enumerate(kept)}
         return replace(
             self.stream,
@@ -260,7 +273,7 @@ class Draft:
                 Mark(bisect_left(places, (mark.at, 0, 0)), mark.phase, mark.step)
                 for mark in self.stream.marks
             ),
-            notes=(*self.stream.notes, *notes),
+            notes=notes,
         )
 
     def _before(self, position: int) -> Place:

@@ -4,9 +4,10 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 from flatout.analysis import stream_changes as transforms
 from flatout.hardware.catalogue import CATALOGUE, UNNAMED, GpuModel, find_gpu, model_of
@@ -25,18 +26,23 @@ from flatout.planner.largest_batch import (
     difference,
     steady_replay,
 )
-from flatout.planner.memory_options import Setup, ladder
+from flatout.planner.memory_options import Setup, ladder, replay_as_it_is
 from flatout.planner.memory_trace import HF, Trace, open_tracer
 from flatout.planner.replay import snapshot_of, write_snapshot
 from flatout.planner.tracing.script import LIMIT_S, TraceRequest
-from flatout.planner.workspaces import find_calibration, with_environment, with_workspaces
+from flatout.planner.workspaces import (
+    find_calibration,
+    whole_at,
+    with_environment,
+    with_workspaces,
+)
 from flatout.records import catalogue as techniques
 from flatout.records.errors import UserError
 from flatout.records.input_files import read_json
 from flatout.records.machine import Device
 from flatout.records.memory_stream import MemoryStream, Phase
 from flatout.records.messages import Sentence, recognised, words
-from flatout.records.plan import MAX_BATCH, LargestBatch, Plan
+from flatout.records.plan import MAX_BATCH, LargestBatch, ParallelAdvice, ParallelPlan, Plan
 from flatout.records.profile import Profile, profile_from_json
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.secrets import hide_in_words
@@ -123,7 +129,7 @@ def plan(
     with open_tracer(target, arguments) as trace:
         is_step = target.startswith(HF) or TASK in target
         tracer = _Tracer(trace=trace, options=options, ground=ground, tell=tell, is_step=is_step)
-        bare = tracer.traced(options.batch, "two steps")
+        bare = tracer.traced(options.batch, "two steps", more=1)
         stream = tracer.whole(bare)
         if not any(mark.phase is Phase.BACKWARD for mark in stream.marks):
             raise UserError(
@@ -131,64 +137,68 @@ def plan(
                 "'flatout measure' shows whether the script makes steps at all"
             )
         model, notes = tracer.model(bare)
-        at = (lambda batch: tracer.whole(model.at(batch))) if model else None
-        setup = Setup(stream=stream, ground=ground, at=at)
-        setup = replace(setup, finds_batches=options.fit)
-        shown = " ".join([target, *hide_in_words(arguments)])
-        ways = None
+        at = whole_at(model, ground.calibration) if model else None
+        setup = Setup(stream=stream, ground=ground, at=at, finds_batches=options.fit)
+        ways = _Ways()
         if ground.ranks > 1:
             tell("looking for ways to spread it")
-            found = planner.plan_of(shown, setup)
-            ways = _with_ways(found, setup, options, splits_layers=is_step)
+            ways = _ways(setup, options, splits_layers=is_step)
         tried: tuple[str, ...] = ()
         # Where it fits once it is spread, what would fit it on one GPU is not needed.
-        if ways is None or not any(way.fits for way in ways.parallel):
+        if not any(way.fits for way in ways.plans):
             setup, tried = tracer.with_techniques(setup)
         tell("replaying")
+        shown = " ".join([target, *hide_in_words(arguments)])
         found = planner.plan_of(shown, setup, fit=options.fit)
         if model is not None and options.fit:
             found = tracer.checked(found, model, setup)
-        if ways is not None:
-            notes = (*ways.notes[len(setup.stream.notes) :], *notes)
-            found = replace(
-                found, parallel=ways.parallel, advice=ways.advice, environment=ways.environment
-            )
     here = f"{Path.cwd()}{os.sep}"
     largest = tuple(replace(t, line=t.line.removeprefix(here)) for t in found.largest)
+    found = replace(
+        found,
+        notes=(*found.notes, *ways.notes, *notes, *tried),
+        largest=largest,
+        parallel=ways.plans,
+        advice=ways.advice,
+    )
     return Planned(
-        plan=replace(found, notes=(*found.notes, *notes, *tried), largest=largest),
+        plan=found,
         stream=stream,
         ground=ground,
     )
 
 
-def _with_ways(found: Plan, setup: Setup, options: PlanOptions, *, splits_layers: bool) -> Plan:
-    """Return the plan with the ways to spread the training, and how many GPUs are worth it."""
-    batch, ground = found.batch, setup.ground
-    if setup.at is None or batch is None:
-        return replace(found, notes=(*found.notes, words("plan.no_ways")))
-    if transforms.holds_shards(setup.stream):
-        return replace(found, notes=(*found.notes, words("plan.own_shards")))
+class _Ways(NamedTuple):
+    """Ways to spread the training, and how many GPUs are worth it; or why there are none."""
+
+    plans: tuple[ParallelPlan, ...] = ()
+    advice: ParallelAdvice | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _ways(setup: Setup, options: PlanOptions, *, splits_layers: bool) -> _Ways:
+    """Return the ways to spread the training over the GPUs that there are."""
+    stream, ground = setup.stream, setup.ground
+    if setup.at is None or stream.batch is None:
+        return _Ways(notes=(words("plan.no_ways"),))
+    if transforms.holds_shards(stream):
+        return _Ways(notes=(words("plan.own_shards"),))
+    alone = replay_as_it_is(setup)
     training = Training(
         at=setup.at,
-        batch=batch * ground.ranks if setup.stream.spreads_itself else batch,
+        batch=stream.batch * ground.ranks if stream.spreads_itself else stream.batch,
         gpu=ground.gpu,
-        limit_bytes=ground.limit(setup.stream),
+        limit_bytes=ground.limit(stream),
         outside_bytes=ground.outside.bytes,
-        reserved_ratio=found.reserved.bytes / max(1, found.allocated.bytes),
+        reserved_ratio=alone.peak_reserved / max(1, alone.peak_allocated),
         splits_layers=splits_layers,
         profile=options.profile,
-        micro_batches=setup.stream.micro_batches,
+        micro_batches=stream.micro_batches,
     )
     inside = options.links or inside_of(ground.gpu)
     cluster = Cluster(gpus=options.gpus, hosts=options.hosts, inside=inside)
-    ways = search(cluster, training)
-    return replace(
-        found,
-        parallel=tuple(ways.plans),
-        advice=advise(ways, cluster, training),
-        environment={**found.environment, "hosts": options.hosts},
-    )
+    found = search(cluster, training)
+    return _Ways(plans=tuple(found.plans), advice=advise(found, cluster, training))
 
 
 def read_profile(path: Path) -> Profile:
@@ -272,14 +282,14 @@ class _Tracer:
     tell: Tell
     is_step: bool
     """Whether the target is a training step and nothing else: one repeats the other."""
-    took_s: list[float] = field(default_factory=list)
-    """Of each trace so far; the first one's process had yet to start."""
 
     def traced(
         self,
         batch: int | None,
         what: str,
         choice: Choice | None = None,
+        *,
+        more: int = 0,
     ) -> MemoryStream:
         """Return one traced stream, without workspaces."""
         self.tell(f"tracing {what}")
@@ -291,10 +301,9 @@ class _Tracer:
             ranks=self.ground.ranks,
             hosts=self.ground.hosts,
             limit_s=LIMIT_S if choice is None else TECHNIQUE_LIMIT_S,
+            more=more,
         )
-        began_s = time.monotonic()
         found = self.trace(request)
-        self.took_s.append(time.monotonic() - began_s)
         return transforms.with_buckets(found) if self.ground.ranks > 1 else found
 
     def whole(self, stream: MemoryStream) -> MemoryStream:
@@ -342,7 +351,7 @@ class _Tracer:
             if len(traced) == MOST_TECHNIQUES or time.monotonic() > ends_at:
                 break
             try:
-                self._check_quick(choice)
+                self._check_quick(choice, setup.stream.traced_s)
                 found = self.whole(self.traced(setup.stream.batch, f"it with {label}", choice))
             except UserError as error:
                 notes.append(words("plan.not_traced", technique=label, why=str(error)))
@@ -355,10 +364,10 @@ class _Tracer:
                 traced[label] = found
         return replace(setup, traced=traced, refused=frozenset(refused)), tuple(notes)
 
-    def _check_quick(self, choice: Choice) -> None:
+    def _check_quick(self, choice: Choice, traced_s: float) -> None:
         """Refuse to trace a batch in more parts than can be traced in time for certain."""
         parts = parts_of(choice)
-        if self.is_step and parts * min(self.took_s[1:], default=0.0) > 2 * TECHNIQUE_LIMIT_S:
+        if self.is_step and parts * traced_s > 2 * TECHNIQUE_LIMIT_S:
             raise UserError(words("plan.too_many_parts", n=str(parts)))
 
     def _techniques(self, setup: Setup) -> Mapping[str, Choice]:

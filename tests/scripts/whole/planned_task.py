@@ -39,6 +39,17 @@ subject = TrainingStep(
 broken = TrainingStep(
     model=task.model, batch=subject.batch, loss=broken_loss, optimizer=task.optimizer
 )
+
+
+def few(count, device):
+    if count > 3:
+        raise ValueError(f"there is no room for {count}")
+    return subject.batch(count, device)
+
+
+full = TrainingStep(
+    model=task.model, batch=few, loss=subject.loss, optimizer=task.optimizer, batch_size=3
+)
 deadly = TrainingStep(
     model=lambda: __import__("os").abort(),
     batch=subject.batch,

@@ -7,16 +7,21 @@ that the specification names: the stream, or what went wrong.
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flatout.agent import undo_journal
 from flatout.agent.processes import die_with_parent
+from flatout.agent.worker_start import can_fork
+from flatout.data.proof.forked import in_forks
 from flatout.planner.tracing.script import TraceRequest, explained
 from flatout.records import catalogue
 from flatout.records.errors import UserError
@@ -35,16 +40,18 @@ def main(arguments: list[str]) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     with requests, os.fdopen(spec["replies"], "w", encoding="utf-8") as replies:
         for line in requests:
-            replies.write(json.dumps(answer(spec, parse_json(line))) + "\n")
+            asked = from_plain(TraceRequest, parse_json(line))
+            replies.write(json.dumps(answer(spec, asked)) + "\n")
             replies.flush()
     return 0
 
 
-def answer(spec: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+def answer(spec: Mapping[str, Any], asked: TraceRequest) -> dict[str, Any]:
     """Return the reply to one request: every failure is one."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            return {"stream": stream_to_json(_traced(spec, from_plain(TraceRequest, request)))}
+            subject = _subject(spec["target"], tuple(spec["arguments"]))
+            return _two(spec, asked, subject) or {"stream": stream_to_json(_traced(asked, subject))}
     except UserError as error:
         return {"error": str(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's code raises
@@ -52,7 +59,38 @@ def answer(spec: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any
         return {"error": explained(error)}
 
 
-def _traced(spec: Mapping[str, Any], asked: TraceRequest) -> MemoryStream:
+def _two(spec: Mapping[str, Any], asked: TraceRequest, subject: Any) -> dict[str, Any]:
+    """Return the reply with a second trace in it; empty where one alone is asked for or possible.
+
+    Each is made in a copy of this process, which has torch and the user's code loaded.
+    """
+    import torch
+
+    has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if not (asked.more and can_fork()) or has_gpu or threading.active_count() > 1:
+        return {}
+    batch = subject.batch_size if asked.batch is None else asked.batch
+    both = [replace(asked, batch=size, more=0) for size in (batch, batch + asked.more)]
+    with contextlib.suppress(OSError), _shared_memory():
+        found = in_forks([functools.partial(answer, spec, each) for each in both], asked.limit_s)
+        first, second = ((one or {}).get("value", {}) for one in found)
+        if "stream" in first and "stream" in second:
+            return {**first, "next": second["stream"]}
+        return {**first}  # empty where something ended the copy: it is traced here then
+    return {}
+
+
+@contextlib.contextmanager
+def _shared_memory() -> Iterator[None]:
+    """Let copies of this process not look through what it holds: that would copy all its pages."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _traced(asked: TraceRequest, subject: Any) -> MemoryStream:
     from flatout.planner.tracing.trace import trace
 
     changes = catalogue.build(asked.recipe)
@@ -60,7 +98,7 @@ def _traced(spec: Mapping[str, Any], asked: TraceRequest) -> MemoryStream:
         # What a recipe changes around the process is said before anything is traced.
         os.environ.update(change.environment(dict(os.environ)))
     return trace(
-        _subject(spec["target"], tuple(spec["arguments"])),
+        subject,
         batch=asked.batch,
         changes=changes,
         device=asked.device,

@@ -94,6 +94,9 @@ class TraceRequest:
     hosts: int = 1
     """Over which they are spread evenly."""
     limit_s: float = LIMIT_S
+    more: int = 0
+    """Samples that a second trace of a Task or a configuration has more. It is made at the same
+    time where that is possible, for the request that comes next; 0 for none."""
 
     def __post_init__(self) -> None:
         if self.batch is not None and (type(self.batch) is not int or self.batch < 1):

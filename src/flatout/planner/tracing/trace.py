@@ -8,6 +8,7 @@ own (`flatout.planner.memory_trace` does). `allocations_of` says what each is fo
 import contextlib
 import gc
 import itertools
+import time
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -146,7 +147,7 @@ def trace(
         device: `cuda`, there or not, or `cpu`.
         capability: Compute capability of a pretended CUDA device.
     """
-    count = subject.batch_size if batch is None else batch
+    count, began_s = subject.batch_size if batch is None else batch, time.monotonic()
     with scene(device, capability=capability, mask_share=subject.mask_share) as recording:
         training = _Training(subject, recording, changes)
         with pretended_world(subject.world_size), _steady_collection(), training.hooked():
@@ -154,7 +155,8 @@ def trace(
             for step in range(STEPS):
                 training.step(step, count)
             stream = stream_of(recording, steps=STEPS, batch=count, flops=training.step_flops)
-            stream = replace(stream, micro_batches=subject.accumulate)
+            took_s = time.monotonic() - began_s
+            stream = replace(stream, micro_batches=subject.accumulate, traced_s=took_s)
             if COMPILED not in stream.notes:
                 return stream
             assert recording.fake is not None
