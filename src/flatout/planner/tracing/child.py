@@ -62,7 +62,8 @@ def answer(spec: Mapping[str, Any], asked: TraceRequest) -> dict[str, Any]:
 def _two(spec: Mapping[str, Any], asked: TraceRequest, subject: Any) -> dict[str, Any]:
     """Return the reply with a second trace in it; empty where one alone is asked for or possible.
 
-    Each is made in a copy of this process, which has torch and the user's code loaded.
+    Each is made in a copy of this process, which has torch and the user's code loaded. What fails
+    there is tried again here: user's code that asked for CUDA, say, has it in no copy.
     """
     import torch
 
@@ -74,9 +75,8 @@ def _two(spec: Mapping[str, Any], asked: TraceRequest, subject: Any) -> dict[str
     with contextlib.suppress(OSError), _shared_memory():
         found = in_forks([functools.partial(answer, spec, each) for each in both], asked.limit_s)
         first, second = ((one or {}).get("value", {}) for one in found)
-        if "stream" in first and "stream" in second:
-            return {**first, "next": second["stream"]}
-        return {**first}  # empty where something ended the copy: it is traced here then
+        if "stream" in first:
+            return {**first, **({"next": second["stream"]} if "stream" in second else {})}
     return {}
 
 
