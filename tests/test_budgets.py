@@ -24,7 +24,7 @@ LINES = {
     "agent": 14_244,
     "analysis": 6_351,
     "cli": 717,
-    "data": 11_621,
+    "data": 11_626,
     "guard": 1_114,
     "hardware": 1_922,
     "kernels": 2_247,

@@ -22,6 +22,7 @@ Job = Callable[[int, Tick], Any]
 """Does a job by its number, and calls the tick with the samples it has got through since."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 JOIN_S = 10.0
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def perform(
@@ -83,7 +84,10 @@ class _Crew:
             process = context.Process(
                 target=_serve, args=(theirs, job, os.getpid()), daemon=True, name="flatout pack"
             )
+            # Until a worker has handlers of its own, it has flatout's, which raise wherever it is.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             process.start()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
             self.members[ours] = process
 
@@ -162,6 +166,7 @@ def _serve(pipe: Connection, job: Job, parent: int) -> None:
     """Do jobs until the pipe ends; never outlive the process that gave them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the parent ends the crew
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     die_with_parent()
     reopen_files()  # a forked worker has the data set that was opened here
 
