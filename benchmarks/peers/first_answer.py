@@ -92,6 +92,7 @@ def first_answer(tool: Tool, torch: Path) -> dict[str, Any]:
         ends = [asked(words, work) for words in tool.commands]
         ended = time.monotonic()
     output = COLOURS.sub("", "\n".join(f"{end.stdout}\n{end.stderr}" for end in ends))
+    output = output.replace(str(work), ".").replace(str(torch), "TORCH")
     shown = [line.strip(" |│") for line in output.splitlines() if tool.answer in line]
     if not shown:
         raise TrialFailedError(f"{tool.package}: no line with {tool.answer!r}: {output[-1_000:]}")
@@ -134,6 +135,9 @@ def record_of(seen: dict[str, list[dict[str, Any]]]) -> Record:
         notes=(
             f"Middle of {len(next(iter(seen.values())))} rounds in turns; from a package registry "
             "near by, torch installed before, nothing cached by pip.",
+            "The script trains for some twelve seconds. TraceML and Scalene answer when it has "
+            "ended, however long it trains; flatout starts it three times, and ends it when it has "
+            "seen enough.",
             "ruff reads the script and does not run it: it has nothing to say of where time goes. "
             "nvitop needs a GPU, and there is none.",
         ),
