@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.records.ablation import Ablation, Comparison
+from flatout.records.errors import UserError
 from flatout.records.live import Progress
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -54,6 +55,19 @@ class Bench:
         return Workload(
             target=str(target), arguments=arguments, folder=folder, python=sys.executable
         )
+
+    def chosen(self, known: Sequence[str], kind: str) -> tuple[Sequence[str], Path]:
+        """Return what is measured now of a suite of several, and the folder of the parts.
+
+        Raises:
+            UserError: if something is asked for that the suite does not have.
+        """
+        unknown = sorted({*self.only} - {*known})
+        if unknown:
+            raise UserError(f"no {kind} {', '.join(unknown)}; there are {', '.join(known)}")
+        parts = self.parts or self.work / "parts"
+        parts.mkdir(parents=True, exist_ok=True)
+        return self.only or known, parts
 
     def tell(self, progress: Progress) -> None:
         """Pass on what a tuning wants kept on the screen."""

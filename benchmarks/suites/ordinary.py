@@ -18,7 +18,6 @@ from benchmarks.bench import Bench, Record, TrialFailedError
 from benchmarks.programs import python
 from flatout.records.ablation import Ablation, ablation_from_json
 from flatout.records.catalogue import technique_class
-from flatout.records.errors import UserError
 from flatout.records.units import format_interval, format_ratio
 
 THEME = "ordinary"
@@ -50,12 +49,8 @@ none where the script itself has to be changed."""
 
 def run(bench: Bench) -> Record:
     """Tune the chosen scripts, and make the record of all that were tuned on this device."""
-    unknown = sorted({*bench.only} - {*CAUSES})
-    if unknown:
-        raise UserError(f"no script {', '.join(unknown)}; there are {', '.join(CAUSES)}")
-    parts = bench.parts or bench.work / "parts"
-    parts.mkdir(parents=True, exist_ok=True)
-    for name in bench.only or CAUSES:
+    names, parts = bench.chosen([*CAUSES], "script")
+    for name in names:
         bench.say(f"{name}: tune")
         part = tuned(name, bench)
         bench.say(f"  {part['stdout'].partition(chr(10))[0]}")

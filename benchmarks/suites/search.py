@@ -67,13 +67,9 @@ WORKLOADS = (
 
 def run(bench: Bench) -> Record:
     """Measure the chosen workloads, and make the record of all parts."""
-    unknown = sorted({*bench.only} - {*WORKLOADS})
-    if unknown:
-        raise UserError(f"no workload {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
-    parts = bench.parts or bench.work / "parts"
-    parts.mkdir(parents=True, exist_ok=True)
+    names, parts = bench.chosen(WORKLOADS, "workload")
     device = bench.machine.device.name
-    for name in bench.only or WORKLOADS:
+    for name in names:
         try:
             part = measured(name, bench)
         except (MachineBusyError, TrialFailedError, UserError) as error:
