@@ -7,9 +7,9 @@ one technique, a block of a balanced design says something about all of them.
 The design is two-level: a Hadamard matrix and its fold-over, in which no main effect is confounded
 with the interaction of two others (resolution IV: Box, Hunter and Hunter, Statistics for
 Experimenters, chapter 6). Columns are dealt again for each replicate, so that what is confounded in
-one of them is not in the next. Log block times are fitted with Huber's weights (Huber, Robust
-Statistics, chapter 7). Pure; runs in the training process, which decides with it what to switch
-next, and in flatout's own, which reports.
+one of them is not in the next. Log block times are fitted by `flatout.analysis.regression`, which
+takes off what the machine's own speed drifts. Pure; runs in the training process, which decides
+with it what to switch next, and in flatout's own, which reports.
 """
 
 import itertools
@@ -19,16 +19,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from flatout.analysis.regression import BEND, Array, huber, whitening
 from flatout.records.statistics import InProcess, Rule, student_quantile
 
-Array = npt.NDArray[np.float64]
 Cell = tuple[str, ...]
 """Labels of the techniques that are on in a block."""
 NOTHING_ON: Cell = ()
-BEND = 1.345
-"""Deviations beyond which a residual is bent: 95 % efficient where the noise is normal (Huber)."""
 FEWEST_FREE = 4
 """Degrees of freedom from which an interval says anything."""
 LOAD_LIMIT = 0.10
@@ -90,6 +87,8 @@ class ScreenBlock:
     """Which process it ran in, where there was more than one."""
     stage: str = ""
     """Which part of the plan it belongs to: what drifts between two parts is in no effect."""
+    at_s: float = 0.0
+    """When it began, by the process's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +125,7 @@ class ScreenFit:
     covariance: Array
     freedom: int
     residual_sd: float
+    """Of blocks that lie next to each other: what the level drifts is not in it."""
     counts: dict[str, int] = field(default_factory=dict)
 
     def contrast(self, with_it: Collection[str], without: Collection[str]) -> ScreenEffect | None:
@@ -233,14 +233,17 @@ def fit_blocks(blocks: Sequence[ScreenBlock], factors: Sequence[ScreenFactor]) -
         terms += [pair for pair in pairs if _is_estimable(used, nuisance, [*terms, pair])]
     if not _is_estimable(used, nuisance, terms):
         return None
-    terms = _with_surprises(used, y, nuisance, terms, labels)
-    coefficients, covariance, sd = _huber(_matrix(used, nuisance, terms), y)
+    at, processes = (np.array([getattr(b, name) for b in used]) for name in ("at_s", "process"))
+    drift = whitening(_matrix(used, nuisance, terms), y, at, processes)
+    white = np.eye(len(used)) if drift is None else drift
+    terms = _with_surprises(used, white @ y, white, nuisance, terms, labels)
+    coefficients, covariance, sd = huber(white @ _matrix(used, nuisance, terms), white @ y)
     return ScreenFit(
         factors=tuple(factors),
         terms=tuple(terms),
         coefficients=coefficients,
         covariance=covariance,
-        freedom=len(used) - len(coefficients),
+        freedom=len(used) - len(coefficients) - (drift is not None),
         residual_sd=sd,
         counts={label: _num_rarer(used, label) for label in labels},
     )
@@ -277,21 +280,25 @@ def _is_estimable(blocks: Sequence[ScreenBlock], nuisance: Array, terms: Sequenc
 def _with_surprises(
     blocks: Sequence[ScreenBlock],
     y: Array,
+    white: Array,
     nuisance: Array,
     terms: list[Cell],
     labels: Sequence[str],
 ) -> list[Cell]:
-    """Return the terms with the interactions that the residuals ask for, the strongest first."""
+    """Return the terms with the interactions that the residuals ask for, the strongest first.
+
+    `y` is whitened already.
+    """
     for _ in range(MOST_SURPRISES):
         named = {frozenset(term) for term in terms}
         pairs = [p for p in itertools.combinations(labels, 2) if frozenset(p) not in named]
-        matrix = _matrix(blocks, nuisance, terms)
+        matrix = white @ _matrix(blocks, nuisance, terms)
         num_free = len(y) - matrix.shape[1] - 1
         if not pairs or num_free < FEWEST_FREE:
             return terms
-        coefficients, _, sd = _huber(matrix, y)
+        coefficients, _, sd = huber(matrix, y)
         residuals = np.clip(y - matrix @ coefficients, -BEND * sd, BEND * sd)
-        columns = _matrix(blocks, nuisance[:, :0], pairs)
+        columns = white @ _matrix(blocks, nuisance[:, :0], pairs)
         columns -= matrix @ np.linalg.lstsq(matrix, columns, rcond=None)[0]
         sizes = np.linalg.norm(columns, axis=0)
         # What the other terms say already has nothing left of its own.
@@ -302,27 +309,6 @@ def _with_surprises(
             return terms
         terms = [*terms, pairs[place]]
     return terms
-
-
-def _huber(matrix: Array, y: Array) -> tuple[Array, Array, float]:
-    """Return coefficients, their covariance and the residuals' deviation, by reweighting."""
-    n, p = matrix.shape
-    weights = np.ones(n)
-    for _ in range(50):
-        root = np.sqrt(weights)
-        coefficients = np.linalg.lstsq(matrix * root[:, None], y * root, rcond=None)[0]
-        sizes = np.abs(y - matrix @ coefficients)
-        # Of n residuals p may be next to nothing, whatever the noise: they are passed over.
-        scale = max(float(np.median(np.sort(sizes)[p - 1 :])) / 0.6745, 1e-6)
-        before, weights = weights, np.minimum(1.0, BEND * scale / np.maximum(sizes, 1e-12))
-        if np.abs(before - weights).max() < 1e-6:
-            break
-    bent = np.minimum(sizes / scale, BEND)
-    inner = max(float(np.mean(sizes < BEND * scale)), 0.1)
-    correction = 1 + p / n * (1 - inner) / inner
-    variance = (correction * scale / inner) ** 2 * float(np.sum(bent**2)) / (n - p)
-    covariance = variance * np.linalg.inv(matrix.T @ matrix)
-    return np.asarray(coefficients, np.float64), covariance, math.sqrt(variance)
 
 
 def hadamard(order: int) -> Array:

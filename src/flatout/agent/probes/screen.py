@@ -61,6 +61,7 @@ class OpenBlock:
     load: LoadReading | None = None
     load_share: float = 0.0
     stage: str = ""
+    at_s: float = 0.0
     left_out: str = ""
     losses: list[torch.Tensor] = field(default_factory=list)
     """Those on a device: reading one would wait for it."""
@@ -271,7 +272,8 @@ class Screening:
         self.seen.add(cell)
         settle = SETTLE_FIRST if is_first else SETTLE
         stage = self.plan.stage.removeprefix("introduce ")
-        self.block = OpenBlock(cell, self.block_steps, settle, is_first, stage=stage)
+        at_s = self.session.clock.now()
+        self.block = OpenBlock(cell, self.block_steps, settle, is_first, stage=stage, at_s=at_s)
 
     def _drop_lost(self) -> None:
         """Take techniques that are off for good out of the plan, on every rank the same."""
@@ -335,6 +337,7 @@ class Screening:
             step_s=step_s,
             steps=len(used),
             stage=block.stage,
+            at_s=block.at_s,
             samples=block.samples / max(1, len(block.walls_s)),
             load_share=block.load_share,
             left_out=left_out,
