@@ -413,6 +413,7 @@ class Recorder:
     def read_load(self) -> None:
         """Note the load of this training: its loader workers and other ranks are not foreign."""
         root = (None if self.ranks.is_alone else self.spec.root_pid) or os.getpid()
+        root = self.spec.probes.get("turns", {}).get("root", root)
         if root != self.read_root:
             # A rank learns of the others after some segments: the counters of one process cannot be
             # taken from those of all.
@@ -448,7 +449,8 @@ class Recorder:
         window = stepping.window_of(steps, self.period())
         # From the first step's end: preparing data and compiling may take longer than the steps.
         is_late = moment - self.session.segments[0].end > self.spec.measure_s
-        if window.is_enough and self._awaits_epoch(window) and not is_late:
+        awaits_more = self.session.wants_more or self._awaits_epoch(window)
+        if window.is_enough and awaits_more and not is_late:
             return
         if window.is_enough or (is_late and len(window.measured) >= 3):
             self._begin_trace()

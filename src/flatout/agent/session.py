@@ -67,6 +67,8 @@ class Session:
     """Whether an optimizer stepped inside the backward that runs."""
     feedings = 0
     """Training calls with batches, those that were drawn before them or other ones."""
+    wants_more = False
+    """Whether a probe asks for more steps than a measurement needs."""
     steps: Any = None
     """What listens to the optimizers; kept by their hook point."""
 

@@ -132,6 +132,7 @@ def _start(spec: Mapping[str, Any]) -> tuple["subprocess.Popen[bytes]", bool]:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=spec["passed"],
                 preexec_fn=prepare,  # safe: this process has one thread
             )
             return child, wants_overlay

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,18 @@ SILENCED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunTogether:
+    """What two children of one folder share that run at the same time."""
+
+    lock: int | None
+    """The descriptor by which the folder is held for both of them."""
+    passed: int
+    """A descriptor that the child has too."""
+    is_cancelled: Callable[[], bool]
+    """Whether the child is to be ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOptions:
     """How one child process is run."""
 
@@ -91,6 +104,8 @@ class ProcessOptions:
     """Time without any sign of training after which the child counts as hung."""
     seed: int | None = 0
     """Seeds Python, numpy and torch before the script's own code; None leaves them alone."""
+    together: RunTogether | None = None
+    """Of one of two that run at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +149,10 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
     Everything below the child is gone when this returns, and on an exception too. Files that the
     child left under the names in `options.keep` are moved to the folder `keep`.
     """
-    is_free = SPEC_VARIABLE in os.environ
-    with (
-        hold_working_folder(workload.folder, scratch_root(), is_free=is_free) as lock,
-        _interrupts_noted() as raise_interrupt,
-    ):
+    together = options.together
+    holding = nullcontext(together.lock) if together else hold_folder_of(workload)
+    passed = (together.passed,) if together else ()
+    with holding as lock, _interrupts_noted() as raise_interrupt:
         folder = make_trial_folder(scratch_root())
         jobs.announce(folder, options.spec.mode, workload.command_line)
         before = list_files(workload.folder)
@@ -146,7 +160,8 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
         life_line, our_end = os.pipe()
         supervisor: subprocess.Popen[bytes] | None = None
         try:
-            spec = _supervisor_spec(workload, options, folder, life_line) | {"lock": lock}
+            spec = _supervisor_spec(workload, options, folder, life_line)
+            spec |= {"lock": lock, "passed": passed}
             spec_path = folder / "supervisor.json"
             # Without a name: it holds the user's secrets, and a killed flatout leaves files.
             with tempfile.TemporaryFile("w+", encoding="utf-8", dir=folder) as environment:
@@ -157,10 +172,10 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
                     [sys.executable, "-I", "-S", "-c", SUPERVISE, str(SOURCE), str(spec_path)],
                     env={"PATH": os.environ.get("PATH", os.defpath)},
                     stdin=environment,
-                    pass_fds=(life_line,) if lock is None else (life_line, lock),
+                    pass_fds=(life_line, *passed, *(() if lock is None else (lock,))),
                     start_new_session=True,
                 )
-            while supervisor.poll() is None:
+            while supervisor.poll() is None and not (together and together.is_cancelled()):
                 raise_interrupt()
                 time.sleep(POLL_S)
             ending = _read_ending(folder)
@@ -182,6 +197,12 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
             max(0, now.num_kills - shortage.num_kills), max(0.0, now.stalled_s - shortage.stalled_s)
         )
         return Ending(**ending, changed_files=changed, shortage=during)
+
+
+def hold_folder_of(workload: Workload) -> AbstractContextManager[int | None]:
+    """Hold the folder that a workload runs in, for trials of it."""
+    is_free = SPEC_VARIABLE in os.environ
+    return hold_working_folder(workload.folder, scratch_root(), is_free=is_free)
 
 
 def scratch_root() -> Path:

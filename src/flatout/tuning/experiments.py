@@ -62,7 +62,7 @@ class Experiment:
     """`time`: one timed trial. `look`: one trial with probes, which is not compared. `screen`: one
     process in which techniques are switched. `check`: the guard's judgement of a recipe. `wait`:
     until other processes leave the cores alone. `pair`: the next pair of two recipes, if another
-    host has played it."""
+    host has played it. `turns`: a pair whose two processes take turns."""
     recipe: Recipe = Recipe()
     name: str = ""
     """What is looked at, or which process of a screen."""
@@ -100,7 +100,8 @@ class Record:
     judgement: Judgement | None = None
     """Of a check; a wait has neither."""
     pair: tuple[Trial, ...] = ()
-    """Of a pair that another host has played, the base's trial first; it is in their details."""
+    """Of a pair, the base's trial first; the host that played it, if another one, is in their
+    details."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""
@@ -153,6 +154,8 @@ class TrialHistory:
     accepts_load: bool = False
     hosts: int = 1
     """On which pairs may be played, this one among them."""
+    takes_turns: bool = False
+    """Whether the two processes of a pair may take turns."""
     floor: Recipe = Recipe()
     """What takes the unchanged script's place where that does not run."""
     step_s: dict[str, list[float]] = field(default_factory=dict)
@@ -276,6 +279,25 @@ class TrialHistory:
         self.elsewhere[host] = self.elsewhere.get(host, 0) + 1
         seen = self.kernels.keys()
         return tuple(self._with_kernels(t) if key_of(t.recipe) in seen else t for t in pair)
+
+    def in_turns(
+        self, base: Recipe, candidate: Recipe, *, starts_with_base: bool
+    ) -> Asking[tuple[Trial, ...]]:
+        """Ask for a pair whose two processes take turns; none where that does not work."""
+        if not self.takes_turns or max(base.num_ranks, candidate.num_ranks) > 1:
+            return ()
+        options = {"base": base, "starts_with_base": starts_with_base}
+        asked = Experiment(kind="turns", recipe=candidate, name=key_of(base), options=options)
+        pair = (yield from self._ask(asked)).pair
+        for trial in pair:
+            key = key_of(trial.recipe)
+            # Each waited while the other one ran.
+            self.wall_s[f"time {key}"] = max(each.wall_s for each in pair) / len(pair)
+            if trial.profile is not None:
+                self.timed += 1
+                self.foreign_shares.append(foreign_share_of(trial))
+                self._keep_time(trial.recipe, trial.profile, "in turns")
+        return pair
 
     def again(self, recipe: Recipe) -> Asking[Trial]:
         """Return the trial of this recipe that ran last of all, as a base; else time it again."""

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from flatout.records.ablation import Comparison, LossCheck, Row, Verdict
@@ -15,17 +15,20 @@ from flatout.records.statistics import (
     Decision,
     Evidence,
     InProcess,
+    Prior,
     Rule,
     can_decide,
     compare,
     decide,
     gather,
+    pooled,
     prior_of,
 )
 from flatout.records.trial import Outcome, Trial
 from flatout.records.units import format_bytes
-from flatout.tuning.experiments import Asking, TrialHistory, foreign_share_of
+from flatout.tuning.experiments import Asking, TrialHistory, disturbances, foreign_share_of
 from flatout.tuning.ranking import Candidate
+from flatout.tuning.turns import noise_of
 
 BUSY = "row.busy"
 """What the message is called that other work kept a pair from being measured."""
@@ -45,6 +48,10 @@ class Sides:
     """What spoilt the pairs that do not count: other work, or a base that did not run."""
     in_process: InProcess | None = None
     """What a screen showed of the two recipes."""
+    noise: list[Prior] = field(default_factory=list)
+    """Of the pairs whose processes took turns, what their turns say of it."""
+    go_alone: bool = False
+    """Whether the two do not take turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +152,11 @@ def _next_pair(
     """
     number = len(sides.base)
     is_even = number % 2 == 0
+    if not sides.go_alone:
+        pair = yield from history.in_turns(base, candidate, starts_with_base=is_even)
+        if pair:
+            return _counted(history, pair, sides)
+        sides.go_alone = True
     pair = yield from history.played_elsewhere(
         base, candidate, starts_with_base=is_even, most=Rule().max_pairs - number - 1
     )
@@ -153,6 +165,25 @@ def _next_pair(
     for side, trial in zip((sides.base, sides.candidate), pair, strict=True):
         assert trial.profile is not None
         side.append(trial.profile)
+    return None
+
+
+def _counted(history: TrialHistory, pair: Sequence[Trial], sides: Sides) -> Trial | None:
+    """Count a pair whose processes took turns; return the candidate's trial if that failed."""
+    base, candidate = pair
+    if candidate.not_applied or base.profile is None or candidate.profile is None:
+        return candidate
+    found = (disturbances(each, each.profile, history.machine) for each in pair if each.profile)
+    why = next(filter(None, found), "")
+    if why:
+        history.disturbed += 1
+        if not history.accepts_load:
+            sides.disturbed.append(words(BUSY, why=why))
+            return None
+    sides.loaded += bool(why)
+    sides.base.append(base.profile)
+    sides.candidate.append(candidate.profile)
+    sides.noise.append(noise_of(pair))
     return None
 
 
@@ -211,6 +242,8 @@ def _evidence(history: TrialHistory, sides: Sides, rule: Rule) -> Evidence:
     own = {*base_s, *(profile.whole_step_ms / 1e3 for profile in sides.candidate)}
     others = [[t for t in group if t not in own] for group in history.step_s.values()]
     prior = prior_of([g for g in others if g], rule)
+    if len(sides.noise) == len(sides.base):
+        prior = pooled(sides.noise)
     return gather(base_s, candidate_s, prior, rule, sides.in_process)
 
 

@@ -48,6 +48,7 @@ from flatout.tuning.rescue import Baseline, make_it_run, retry_with_fewer_worker
 from flatout.tuning.spreading import find_way, make_it_fit
 from flatout.tuning.staged import TIME_SHARE, Measured, measure_stages
 from flatout.tuning.state import OVERDRAFT, TuningState, progress
+from flatout.tuning.turns import can_take_turns
 from flatout.tuning.worker_scan import WorkerScans
 
 CONFIRM_PAIRS = 3
@@ -81,6 +82,8 @@ class TuningTask:
     """Devices to spread the training over, where that is faster."""
     hosts: int = 1
     """On which pairs may be played, this one among them."""
+    takes_turns: bool = False
+    """Whether the two processes of a pair may run at the same time, where that is possible."""
     stored_sample: StoredSample | None = None
     """What stands for all data, to time what packing them would bring."""
     earlier: Errors = field(default_factory=dict)
@@ -124,6 +127,7 @@ def tuning(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
     way = yield from _baseline(history, search, task.ranks, tell)
     first, floor, stopped = way.trial, way.recipe, way.stopped
     assert first.profile is not None
+    history.takes_turns = task.takes_turns and can_take_turns(first, task.machine)
     loaders = tuple(loader.address for loader in first.profile.training_loaders)
     floor = history.floor = replace(floor, training_loaders=loaders)
     looks = Looks()

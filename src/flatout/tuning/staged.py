@@ -92,10 +92,13 @@ def _so_far(known: Measured, recipe: Recipe, stage: StagedRow) -> Asking[StagedR
                 peak_bytes=row.peak_bytes.allocated or row.peak_bytes.device or None,
                 source="pairs",
             )
-    profile = yield from _timed(known, recipe)
-    if profile is None:
+    found = yield from _timed(known, recipe)
+    if found is None:
         return stage
-    return staged_row(profile, "run", technique=stage.technique, promise=stage.promise)
+    profile, ratio = found
+    row = staged_row(profile, "run", technique=stage.technique, promise=stage.promise)
+    per_s = ratio * known.before_per_s
+    return replace(row, samples_per_s=per_s) if per_s else row
 
 
 def _alone(known: Measured, choice: Choice, stage: StagedRow) -> Asking[StagedRow]:
@@ -108,12 +111,9 @@ def _alone(known: Measured, choice: Choice, stage: StagedRow) -> Asking[StagedRo
         # The first step of the recipe is the technique alone.
         alone = stage.samples_per_s / known.before_per_s
         return replace(stage, alone=alone, alone_source=stage.source)
-    profile = yield from _timed(known, known.floor.plus(choice))
-    if profile is not None:
-        alone = known.baseline.whole_step_ms / pace_ms(profile, known.baseline)
-        if known.before_per_s and known.baseline.samples_per_s:
-            alone *= known.baseline.samples_per_s / known.before_per_s
-        return replace(stage, alone=alone, alone_source="run")
+    found = yield from _timed(known, known.floor.plus(choice))
+    if found is not None:
+        return replace(stage, alone=found[1], alone_source="run")
     if pair is not None:
         return replace(stage, alone=pair.ratio, alone_source=pair.source)
     return stage
@@ -135,21 +135,35 @@ def _pair_alone(known: Measured, choice: Choice) -> Comparison | None:
     return found
 
 
-def _timed(known: Measured, recipe: Recipe) -> Asking[Profile | None]:
-    """Time a recipe once, where there is time for it; None where it gave no measurement."""
+def _timed(known: Measured, recipe: Recipe) -> Asking[tuple[Profile, float] | None]:
+    """Time a recipe once, where there is time for it: its profile, and how much faster it is.
+
+    None where it gave no measurement. In turns with the unchanged script where that is possible.
+    """
     recipe = replace(recipe, training_loaders=known.recipe.training_loaders)
     started_s = max((x.startup_s for x in known.rows if x.choice in recipe.choices), default=0.0)
     expected_s = known.history.cost_s(known.recipe, 0.0) + started_s
     if known.is_over or known.left_s() < known.history.cost_s(recipe, expected_s):
         return None
     try:
-        trial = yield from known.history.time(recipe)
+        base = replace(known.floor, training_loaders=recipe.training_loaders)
+        pair = yield from known.history.in_turns(base, recipe, starts_with_base=True)
+        trial = pair[1] if pair else (yield from known.history.time(recipe))
     except ENDS:
         known.is_over = True
         return None
     is_disturbed = trial.details.get("disturbed") and not known.history.accepts_load
     is_sound = trial.outcome is Outcome.OK and not is_disturbed and not trial.not_applied
-    return trial.profile if is_sound else None
+    if not is_sound or trial.profile is None:
+        return None
+    before = pair[0].profile if pair else None
+    if before is not None:
+        return trial.profile, before.whole_step_ms / pace_ms(trial.profile, before)
+    before = known.baseline
+    ratio = before.whole_step_ms / pace_ms(trial.profile, before)
+    if known.before_per_s and before.samples_per_s:
+        ratio *= before.samples_per_s / known.before_per_s
+    return trial.profile, ratio
 
 
 def _promise(known: Measured, choice: Choice) -> str:

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +40,7 @@ from flatout.tuning.experiments import (
 )
 from flatout.tuning.passes import find_seen
 from flatout.tuning.trials import TrialOptions, run_trial
+from flatout.tuning.turns import play_in_turns
 
 T = TypeVar("T")
 JOURNAL = "journal.jsonl"
@@ -63,6 +64,9 @@ MOST_FILES = 3
 """Changed files that are named: a checkout of another branch changes all."""
 
 Runner = Callable[[Workload, Recipe, Machine, TrialOptions], Trial]
+PairRunner = Callable[
+    [Workload, tuple[Recipe, Recipe], Machine, TrialOptions, bool], tuple[Trial, ...]
+]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +91,7 @@ class TrialRunner:
     """Answers checks."""
     elsewhere: Callable[[Experiment], tuple[Trial, ...]] = lambda _asked: ()
     """Returns the trials of a pair that another host has played, if any."""
+    in_turns: PairRunner = play_in_turns
     clock: Callable[[], float] = time.monotonic
     num_runs: int = 0
     """Trials so far, replayed ones too."""
@@ -143,15 +148,19 @@ class TrialRunner:
             if not self.recorded.get(replace(experiment, kind="time", name="").key):
                 pair = self.elsewhere(experiment)
             self.num_runs += len(pair)
+        elif experiment.kind == "turns":
+            recipes = experiment.options["base"], experiment.recipe
+            starts_with_base = experiment.options["starts_with_base"]
+            asked = self._options_of(replace(experiment, options={}))
+            pair = self.in_turns(self.workload, recipes, self.machine, asked, starts_with_base)
+            self.num_runs += len(recipes)
+            self._clear_after(pair)
         else:
             asked = self._options_of(experiment)
             self.num_runs += 1
             recipe = experiment.recipe
             trial = self.runner(self.workload.under(recipe), recipe, self.machine, asked)
-            if trial.outcome in KILLED and self.cache is not None:
-                # One that was killed while it compiled leaves half a library, for the next to load.
-                shutil.rmtree(self.cache, ignore_errors=True)
-                self.cache.mkdir(parents=True, exist_ok=True)
+            self._clear_after([trial])
             if experiment.kind == "screen" and asked.keep and not find_seen(trial, "screen"):
                 log = {"screen_log": read_log(asked.keep)}
                 trial = replace(trial, details={**trial.details, **log})
@@ -164,6 +173,12 @@ class TrialRunner:
         )
         self._note(record.to_json())
         return record
+
+    def _clear_after(self, trials: Sequence[Trial]) -> None:
+        """Drop what was compiled so far where one was killed: it may have left half a library."""
+        if self.cache is not None and any(trial.outcome in KILLED for trial in trials):
+            shutil.rmtree(self.cache, ignore_errors=True)
+            self.cache.mkdir(parents=True, exist_ok=True)
 
     def _options_of(self, experiment: Experiment) -> TrialOptions:
         """Return how the trial is run that an experiment asks for.

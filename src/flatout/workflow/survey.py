@@ -35,6 +35,7 @@ from flatout.tuning.trial_runner import (
     wait_for_quiet,
 )
 from flatout.tuning.trials import run_trial
+from flatout.tuning.turns import can_take_turns
 
 PAIRS = Rule(max_pairs=3, min_pairs_to_drop=2, hopeless=0.0)
 """Two pairs show a large effect, three a smaller one: thirteen rows are wanted in ten minutes. One
@@ -93,6 +94,8 @@ def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Mac
     first = runner.time(Recipe())
     if first.outcome is not Outcome.OK or first.profile is None:
         raise BaselineFailedError(first)
+    is_real = options.runner is run_trial  # another one runs one trial at a time
+    runner.history.takes_turns = is_real and can_take_turns(first, machine)
     asked = methods()
     rows: list[SurveyRow] = []
     stopped = "finished"

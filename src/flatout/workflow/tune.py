@@ -291,6 +291,8 @@ def _task_of(
         confirm_pairs=options.confirm_pairs,
         ranks=options.ranks,
         hosts=hosts,
+        # Another runner runs one trial at a time.
+        takes_turns=hosts == 1 and options.ranks == 1 and options.runner is run_trial,
         stored_sample=sample,
         earlier=errors_on(_device_of(machine), earlier),
     )

@@ -1,0 +1,108 @@
+"""A pair of fresh processes that take turns, for what one machine's drift would hide.
+
+Two equal trials one after the other differed by 19 % (standard deviation, 14 processes of a small
+GPT on a shared machine whose speed wandered between 32 and 50 ms a step); two that took turns of
+0.2 s by 1.5 %. A pair costs about what its two trials cost one after the other.
+"""
+
+import math
+import os
+import socket
+import statistics
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from flatout.launch.trial_process import RunTogether, hold_folder_of
+from flatout.records.machine import Machine
+from flatout.records.recipe import Recipe
+from flatout.records.statistics import Prior
+from flatout.records.trial import Outcome, Trial, Workload
+from flatout.tuning.passes import find_seen
+from flatout.tuning.trials import TrialOptions, run_trial
+
+LEAST_FREE = 2.5
+"""Times what one trial takes at its peak that the host's memory has to hold for two of them."""
+MOST_BUSY = 0.1
+"""Share of its waiting in which a process that goes on working spoils the other one's turns."""
+LAST_TURNS = 8
+"""Turns of each side that say how noisy a pair is; those before hold the warm-up."""
+BETWEEN_PROCESSES = 0.012
+"""Standard deviation of what two equal processes differ by whatever the turns say, in logs."""
+MEDIAN = math.pi / 2
+"""The variance of a median of normal numbers against that of their mean."""
+
+
+def can_take_turns(trial: Trial, machine: Machine) -> bool:
+    """Return whether pairs of a script may take turns, by a trial of it alone.
+
+    Both sides need memory at the same time, nothing may go on while a side waits, and what one
+    writes the other must not find: a GPU's memory is seldom free twice, workers go on.
+    """
+    profile = trial.profile
+    if profile is None or profile.device_kind != "cpu" or profile.ranks:
+        return False
+    if any(loader.workers for loader in profile.loaders):
+        return False
+    is_apart = trial.details.get("is_overlaid") or not trial.undone
+    is_small = LEAST_FREE * profile.peak_bytes.device < machine.memory_bytes
+    return bool(is_apart) and is_small
+
+
+def play_in_turns(
+    workload: Workload,
+    recipes: tuple[Recipe, Recipe],
+    machine: Machine,
+    options: TrialOptions,
+    starts_with_base: bool,  # noqa: FBT001  as its runner's type has it
+) -> tuple[Trial, ...]:
+    """Return the trials of the base and the candidate, run at the same time; none if that failed.
+
+    A candidate that does not apply is told; what else goes wrong may be for want of memory, or
+    because the other side was there.
+    """
+    is_over = threading.Event()
+    sockets = socket.socketpair()
+
+    def run(number: int) -> Trial:
+        recipe, own = recipes[number], sockets[number]
+        is_first = starts_with_base == (number == 0)
+        turn = {"descriptor": own.fileno(), "is_first": is_first, "root": os.getpid()}
+        asked = replace(
+            options,
+            probes={"turns": turn},
+            measure_s=2 * options.measure_s,
+            ends_when_refused=number == 1,
+        )
+        together = RunTogether(lock=lock, passed=own.fileno(), is_cancelled=is_over.is_set)
+        try:
+            return run_trial(workload.under(recipe), recipe, machine, asked, together)
+        finally:
+            own.close()  # the other side goes on alone
+
+    with hold_folder_of(workload) as lock, ThreadPoolExecutor(1) as pool:
+        candidate = pool.submit(run, 1)
+        try:
+            pair = run(0), candidate.result()
+        except BaseException:
+            is_over.set()
+            raise
+    return pair if all(map(_counts, pair)) or pair[1].not_applied else ()
+
+
+def _counts(trial: Trial) -> bool:
+    """Return whether a trial is a measurement: it kept still while it waited, and wrote nothing."""
+    turns = find_seen(trial, "turns")
+    if trial.outcome is not Outcome.OK or trial.profile is None or not turns:
+        return False
+    is_apart = trial.details.get("is_overlaid") or not trial.undone
+    return bool(is_apart) and len(turns["turns_s"]) > 2 and turns["busy_share"] <= MOST_BUSY
+
+
+def noise_of(pair: Sequence[Trial]) -> Prior:
+    """Return how far a pair of equal recipes may differ, by the turns of its two sides."""
+    first, second = ((find_seen(trial, "turns") or {})["turns_s"] for trial in pair)
+    ratios = [math.log(a / b) for a, b in zip(first, second, strict=False)][-LAST_TURNS:]
+    own = MEDIAN * statistics.variance(ratios) / len(ratios)
+    return Prior(variance=own + BETWEEN_PROCESSES**2, freedom=len(ratios) - 1)

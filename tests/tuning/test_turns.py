@@ -1,0 +1,230 @@
+"""Pairs of fresh processes that take turns: real ones, and what is made of them."""
+
+import itertools
+import json
+import math
+import random
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flatout.records.profile import PeakBytes
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.statistics import Prior
+from flatout.records.trial import Outcome, Trial
+from flatout.tuning import experiments, pairs
+from flatout.tuning.experiments import Record, TrialHistory
+from flatout.tuning.trials import TrialOptions
+from flatout.tuning.turns import BETWEEN_PROCESSES, can_take_turns, noise_of, play_in_turns
+from tests.paths import ROOT
+from tests.support.programs import workload_of
+from tests.techniques.facts import GIB, loader, machine, profile
+
+SCRIPTS = ROOT / "tests/scripts/turns"
+FUSED = Recipe().plus(Choice(technique="fused_optimizer"))
+
+
+@pytest.fixture
+def folder():
+    """Yield a folder that is not journaled, as those for temporary files are not."""
+    found = Path(tempfile.mkdtemp(prefix="flatout-test-", dir="/dev/shm"))  # noqa: S108
+    yield found
+    shutil.rmtree(found)
+
+
+def turned(script, log, *arguments, candidate=Recipe(), starts_with_base=True, tmp_path):
+    shutil.copy(SCRIPTS / f"{script}.py", tmp_path)
+    workload = workload_of(tmp_path, f"{script}.py", str(log), *arguments)
+    options = TrialOptions(limit_s=120.0)
+    return play_in_turns(workload, (Recipe(), candidate), machine(), options, starts_with_base)
+
+
+def steps_in(log):
+    """Return the steps that the processes noted, in the order of their beginnings."""
+    rows = [json.loads(line) for path in log.iterdir() for line in path.read_text().splitlines()]
+    return sorted(rows, key=lambda row: row["began"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("starts_with_base", [True, False])
+def test_only_one_side_trains_at_a_time(folder, tmp_path, starts_with_base):
+    base, candidate = turned(
+        "noted", folder, candidate=FUSED, starts_with_base=starts_with_base, tmp_path=tmp_path
+    )
+
+    assert base.outcome is candidate.outcome is Outcome.OK
+    assert candidate.applied[0].status == "applied"
+    assert min(len(x.details["probes"]["turns"]["turns_s"]) for x in (base, candidate)) >= 9
+    steps = steps_in(folder)
+    both = {row["process"] for row in steps}
+    assert len(both) == 2
+    last = min(max(r["ended"] for r in steps if r["process"] == one) for one in both)
+    together = [row for row in steps if row["ended"] < last]
+    for before, after in itertools.pairwise(together):
+        assert before["ended"] <= after["began"]
+
+
+@pytest.mark.slow
+def test_a_side_that_crashes_gives_no_pair_and_leaves_nothing(folder, tmp_path):
+    assert turned("noted", folder, "crash", candidate=FUSED, tmp_path=tmp_path) == ()
+
+
+@pytest.mark.slow
+def test_a_technique_that_does_not_apply_is_told(folder, tmp_path):
+    candidate = Recipe().plus(Choice(technique="channels_last"))
+
+    _, trial = turned("noted", folder, candidate=candidate, tmp_path=tmp_path)
+
+    assert trial.not_applied[0].technique == "channels_last"
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_both_sides(folder, tmp_path, monkeypatch):
+    from flatout.tuning import turns
+
+    ended = []
+    real = turns.run_trial
+
+    def run_trial(workload, recipe, machine, asked, together):
+        if not recipe.choices:
+            raise KeyboardInterrupt
+        ended.append(real(workload, recipe, machine, asked, together))
+
+    monkeypatch.setattr(turns, "run_trial", run_trial)
+    with pytest.raises(KeyboardInterrupt):
+        turned("noted", folder, candidate=FUSED, starts_with_base=False, tmp_path=tmp_path)
+
+    assert len(ended) == 1
+    assert ended[0].wall_s < 60
+
+
+def trial(recipe=Recipe(), turns_s=(), step_ms=100.0, **changes):
+    seen = {"probes": {"turns": {"turns_s": list(turns_s), "busy_share": 0.0}}}
+    phases = {"forward": 0.4 * step_ms, "backward": 0.6 * step_ms}
+    known = {"profile": profile(phases_ms=phases), "outcome": Outcome.OK, "wall_s": 5.0}
+    return Trial(recipe=recipe, **known | {"details": seen} | changes)
+
+
+SMALL = PeakBytes(device=GIB)
+
+
+@pytest.mark.parametrize(
+    ("changes", "details", "expected"),
+    [
+        ({}, {}, True),
+        ({"kind": "cuda"}, {}, False),
+        ({"loaders": (loader(num_workers=2),)}, {}, False),
+        ({"loaders": (loader(),)}, {}, True),
+        ({"peak_bytes": PeakBytes(device=8 * GIB)}, {}, False),
+        ({}, {"undone": 3}, False),
+        ({}, {"undone": 3, "details": {"is_overlaid": True}}, True),
+    ],
+)
+def test_turns_need_memory_twice_no_workers_and_no_files(changes, details, expected):
+    seen = trial(profile=profile(**{"peak_bytes": SMALL} | changes), **details)
+
+    assert can_take_turns(seen, machine()) is expected
+
+
+def test_the_noise_of_a_pair_is_that_of_its_turns():
+    deal = random.Random(0)
+    times = [[0.1 * math.exp(deal.gauss(0, 0.1)) for _ in range(10)] for _ in range(2)]
+
+    noisy = noise_of([trial(turns_s=each) for each in times])
+    quiet = noise_of([trial(turns_s=[0.1] * 10), trial(turns_s=[0.2] * 10)])
+
+    assert noisy.variance > 10 * quiet.variance
+    assert quiet == Prior(variance=BETWEEN_PROCESSES**2, freedom=7)
+
+
+def test_a_drift_that_both_sides_share_is_no_noise():
+    drift = [0.1 * math.exp(0.3 * math.sin(number)) for number in range(10)]
+
+    found = noise_of([trial(turns_s=drift), trial(turns_s=[s / 1.1 for s in drift])])
+
+    assert found.variance == pytest.approx(BETWEEN_PROCESSES**2)
+
+
+def played(answers, *, takes_turns=True):
+    """Return the match of a comparison whose experiments are answered, and their kinds."""
+    history = TrialHistory(machine=machine(), takes_turns=takes_turns)
+    asking = pairs.play(history, Recipe(), FUSED, may_go_on=lambda _: True)
+    kinds = []
+    try:
+        asked = next(asking)
+        while True:
+            kinds.append(asked.kind)
+            record = answers(asked)
+            asked = asking.send(replace(record, key=asked.key))
+    except StopIteration as end:
+        return end.value, kinds
+
+
+def pair_of(ratio, noise=0.01, seed=0):
+    deal = random.Random(seed)
+    sides = [[0.1 * math.exp(deal.gauss(0, noise)) for _ in range(10)] for _ in range(2)]
+    return (
+        trial(turns_s=sides[0], step_ms=100.0 * ratio),
+        trial(FUSED, turns_s=sides[1], step_ms=100.0),
+    )
+
+
+def test_two_pairs_in_turns_prove_a_gain_that_is_well_above_their_noise():
+    match, kinds = played(lambda _: Record(key="", elapsed_s=0.0, pair=pair_of(1.1)))
+
+    assert match.decision is pairs.Decision.KEPT
+    assert kinds == ["turns", "turns"]
+    assert match.comparison.ratio == pytest.approx(1.1)
+
+
+def test_turns_that_differ_much_prove_nothing():
+    match, kinds = played(
+        lambda asked: Record(key="", elapsed_s=0.0, pair=pair_of(1.1, noise=0.4))
+    )
+
+    assert match.decision is pairs.Decision.UNDECIDED
+    assert len(kinds) > 3
+
+
+def test_where_turns_do_not_work_the_pair_is_played_one_after_the_other():
+    def answers(asked):
+        step_ms = 50.0 if asked.recipe == FUSED else 100.0
+        one = trial(asked.recipe, step_ms=step_ms)
+        return Record(key="", elapsed_s=0.0, trial=None if asked.kind == "turns" else one)
+
+    match, kinds = played(answers)
+
+    assert kinds[0] == "turns"
+    assert {*kinds[1:]} == {"time"}
+    assert match.decision is pairs.Decision.KEPT
+
+
+def test_without_turns_none_are_asked_for():
+    _, kinds = played(
+        lambda asked: Record(key="", elapsed_s=0.0, trial=trial(asked.recipe)), takes_turns=False
+    )
+
+    assert {*kinds} == {"time"}
+
+
+def test_a_technique_that_failed_in_turns_is_the_failure():
+    from flatout.records.trial import Applied
+
+    refused = Applied(technique="fused_optimizer", status="not_applicable", why="no")
+    pair = (trial(turns_s=[0.1] * 10), trial(FUSED, profile=None, applied=(refused,)))
+
+    match, kinds = played(lambda _: Record(key="", elapsed_s=0.0, pair=pair))
+
+    assert match.failure == pair[1]
+    assert kinds == ["turns"]
+
+
+def test_a_pair_in_turns_is_kept_in_the_journal():
+    record = Record(key="turns", elapsed_s=1.0, pair=pair_of(1.1))
+
+    again = experiments.record_from_json(json.loads(json.dumps(record.to_json())))
+
+    assert noise_of(again.pair) == noise_of(record.pair)
