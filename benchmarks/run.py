@@ -25,6 +25,7 @@ SUITES = (
     "startup",
     "check",
     "aa",
+    "turns",
     "overhead",
     "overhead_fast",
     "slow_compute",

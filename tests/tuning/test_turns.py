@@ -30,7 +30,7 @@ FUSED = Recipe().plus(Choice(technique="fused_optimizer"))
 @pytest.fixture
 def folder():
     """Yield a folder that is not journaled, as those for temporary files are not."""
-    found = Path(tempfile.mkdtemp(prefix="flatout-test-", dir="/dev/shm"))  # noqa: S108
+    found = Path(tempfile.mkdtemp(prefix="flatout-test-", dir="/dev/shm"))
     yield found
     shutil.rmtree(found)
 
@@ -181,9 +181,7 @@ def test_two_pairs_in_turns_prove_a_gain_that_is_well_above_their_noise():
 
 
 def test_turns_that_differ_much_prove_nothing():
-    match, kinds = played(
-        lambda asked: Record(key="", elapsed_s=0.0, pair=pair_of(1.1, noise=0.4))
-    )
+    match, kinds = played(lambda asked: Record(key="", elapsed_s=0.0, pair=pair_of(1.1, noise=0.4)))
 
     assert match.decision is pairs.Decision.UNDECIDED
     assert len(kinds) > 3
