@@ -17,9 +17,8 @@ from benchmarks.suites.search import SMOKE_S, workload_of
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import student_quantile
 from flatout.records.trial import Outcome
-from flatout.records.units import format_share
 from flatout.tuning.trials import TrialOptions, run_trial
-from flatout.tuning.turns import can_take_turns, noise_of, play_in_turns
+from flatout.tuning.turns import PRIOR_FREEDOM, can_take_turns, compare_turns, play_in_turns
 
 THEME = "turns"
 WORKLOADS = ("gpt", "cnn_arrays", "tabular", "rnn", "encoder_texts", "gan", "diffusion")
@@ -57,18 +56,26 @@ def measured(name: str, bench: Bench) -> dict[str, Any]:
         if not can_take_turns(trials[0], bench.machine):
             raise TrialFailedError(f"{name} cannot take turns")
         steps_ms = [each.profile.whole_step_ms for each in trials if each.profile]
-        apart.append({"steps_ms": steps_ms, "took_s": sum(each.wall_s for each in trials)})
+        first_ms, second_ms = steps_ms
+        log_ratio = math.log(first_ms / second_ms)
+        apart.append(
+            {
+                "log_ratio": log_ratio,
+                "steps_ms": steps_ms,
+                "took_s": sum(each.wall_s for each in trials),
+            }
+        )
         both = Recipe(), Recipe()
         pair = play_in_turns(workload, both, bench.machine, options, number % 2 == 0)
         if not pair:
             raise TrialFailedError(f"{name}: a pair in turns did not count")
-        noise = noise_of(pair)
+        seen = compare_turns(pair)
         in_turns.append(
             {
                 "steps_ms": [each.profile.whole_step_ms for each in pair if each.profile],
                 "took_s": max(each.wall_s for each in pair),
-                "deviation": math.sqrt(noise.variance),
-                "freedom": noise.freedom,
+                "log_ratio": seen.log_ratio,
+                "deviation": math.sqrt(seen.variance),
                 "turns_s": [each.details["probes"]["turns"]["turns_s"] for each in pair],
             }
         )
@@ -81,20 +88,14 @@ def measured(name: str, bench: Bench) -> dict[str, Any]:
     }
 
 
-def log_ratio(pair: Mapping[str, Any]) -> float:
-    """Return how far two equal trials are apart."""
-    first, second = pair["steps_ms"]
-    return math.log(first / second)
-
-
 def deviation(pairs: Sequence[Mapping[str, Any]]) -> float:
     """Return the standard deviation of pairs whose true difference is nothing."""
-    return math.sqrt(sum(log_ratio(pair) ** 2 for pair in pairs) / len(pairs))
+    return math.sqrt(sum(pair["log_ratio"] ** 2 for pair in pairs) / len(pairs))
 
 
 def is_outside(pair: Mapping[str, Any]) -> bool:
     """Return whether a pair in turns differs by more than its own turns allow."""
-    return abs(log_ratio(pair)) > student_quantile(0.975, pair["freedom"]) * pair["deviation"]
+    return abs(pair["log_ratio"]) > student_quantile(0.975, PRIOR_FREEDOM) * pair["deviation"]
 
 
 def record_of(parts: Sequence[Mapping[str, Any]]) -> Record:
@@ -107,10 +108,10 @@ def record_of(parts: Sequence[Mapping[str, Any]]) -> Record:
     return Record(
         theme=THEME,
         claim=f"equal trials are {TIMES_CLOSER:.0f} times closer in turns than one after the "
-        f"other, and at most {MOST_OUTSIDE:.0%} of the pairs miss the 95 % interval of their own turns",
+        f"other, and at most {MOST_OUTSIDE:.0%} of the pairs miss the interval of their own turns",
         holds=times >= TIMES_CLOSER and is_within,
-        finding=f"{times:.1f} times closer: {format_share(deviation(in_turns))} instead of "
-        f"{format_share(deviation(apart))}; {outside} of {len(in_turns)} pairs outside",
+        finding=f"{times:.1f} times closer: {100 * deviation(in_turns):.1f} % instead of "
+        f"{100 * deviation(apart):.1f} %; {outside} of {len(in_turns)} pairs outside",
         table=[
             ("equal trials of", "in turns", "as expected", "one after the other", "s a pair", "n"),
             *map(_row, parts),
@@ -131,7 +132,7 @@ def _row(part: Mapping[str, Any]) -> tuple[str, ...]:
     shown = (deviation(in_turns), expected, deviation(apart))
     return (
         part["name"],
-        *map(format_share, shown),
+        *(f"{100 * each:.1f} %" for each in shown),
         ", ".join(f"{seconds:.0f}" for seconds in took),
         str(len(in_turns)),
     )

@@ -147,19 +147,6 @@ def prior_of(groups: Iterable[Sequence[float]], rule: Rule = Rule()) -> Prior:
     return Prior(variance=2 * squares / freedom, freedom=freedom) if freedom > 0 else Prior()
 
 
-def pooled(priors: Sequence[Prior]) -> Prior:
-    """Return what several say together, each by its degrees of freedom.
-
-    >>> pooled([Prior(variance=1.0, freedom=3), Prior(variance=3.0, freedom=1)])
-    Prior(variance=1.5, freedom=4)
-    """
-    freedom = sum(prior.freedom for prior in priors)
-    if not freedom:
-        return Prior()
-    variance = sum(prior.freedom * prior.variance for prior in priors) / freedom
-    return Prior(variance=variance, freedom=freedom)
-
-
 def gather(
     base_s: Sequence[float],
     candidate_s: Sequence[float],

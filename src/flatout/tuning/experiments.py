@@ -160,6 +160,8 @@ class TrialHistory:
     """What takes the unchanged script's place where that does not run."""
     step_s: dict[str, list[float]] = field(default_factory=dict)
     """Step times of accepted timed trials, by recipe, those of another host by its name too."""
+    turned: dict[str, list[float]] = field(default_factory=dict)
+    """Log ratios of the pairs in turns that count, by the two recipes."""
     elsewhere: dict[str, int] = field(default_factory=dict)
     """Pairs that count and were played on other hosts, by host."""
     wall_s: dict[str, float] = field(default_factory=dict)

@@ -15,20 +15,18 @@ from flatout.records.statistics import (
     Decision,
     Evidence,
     InProcess,
-    Prior,
     Rule,
     can_decide,
     compare,
     decide,
     gather,
-    pooled,
     prior_of,
 )
 from flatout.records.trial import Outcome, Trial
 from flatout.records.units import format_bytes
-from flatout.tuning.experiments import Asking, TrialHistory, disturbances, foreign_share_of
+from flatout.tuning.experiments import Asking, TrialHistory, disturbances, foreign_share_of, key_of
 from flatout.tuning.ranking import Candidate
-from flatout.tuning.turns import noise_of
+from flatout.tuning.turns import Turned, compare_turns, noise_of
 
 BUSY = "row.busy"
 """What the message is called that other work kept a pair from being measured."""
@@ -48,8 +46,8 @@ class Sides:
     """What spoilt the pairs that do not count: other work, or a base that did not run."""
     in_process: InProcess | None = None
     """What a screen showed of the two recipes."""
-    noise: list[Prior] = field(default_factory=list)
-    """Of the pairs whose processes took turns, what their turns say of it."""
+    turned: list[Turned] = field(default_factory=list)
+    """Of the pairs whose processes took turns, what their turns say."""
     go_alone: bool = False
     """Whether the two do not take turns."""
 
@@ -183,7 +181,9 @@ def _counted(history: TrialHistory, pair: Sequence[Trial], sides: Sides) -> Tria
     sides.loaded += bool(why)
     sides.base.append(base.profile)
     sides.candidate.append(candidate.profile)
-    sides.noise.append(noise_of(pair))
+    sides.turned.append(compare_turns(pair))
+    key = f"{key_of(base.recipe)} {key_of(candidate.recipe)}"
+    history.turned.setdefault(key, []).append(sides.turned[-1].log_ratio)
     return None
 
 
@@ -234,6 +234,8 @@ def play_pair(
 
 
 def _evidence(history: TrialHistory, sides: Sides, rule: Rule) -> Evidence:
+    if len(sides.turned) == len(sides.base):
+        return _evidence_of_turns(history, sides, rule)
     base_s = [profile.whole_step_ms / 1e3 for profile in sides.base]
     candidate_s = [
         pace_ms(profile, base) / 1e3
@@ -242,9 +244,17 @@ def _evidence(history: TrialHistory, sides: Sides, rule: Rule) -> Evidence:
     own = {*base_s, *(profile.whole_step_ms / 1e3 for profile in sides.candidate)}
     others = [[t for t in group if t not in own] for group in history.step_s.values()]
     prior = prior_of([g for g in others if g], rule)
-    if len(sides.noise) == len(sides.base):
-        prior = pooled(sides.noise)
     return gather(base_s, candidate_s, prior, rule, sides.in_process)
+
+
+def _evidence_of_turns(history: TrialHistory, sides: Sides, rule: Rule) -> Evidence:
+    logs = [one.log_ratio for one in sides.turned]
+    prior = noise_of(sides.turned, (own for own in history.turned.values() if own != logs))
+    ratios = [
+        math.exp(one.log_ratio) * candidate.whole_step_ms / pace_ms(candidate, base)
+        for one, base, candidate in zip(sides.turned, sides.base, sides.candidate, strict=True)
+    ]
+    return gather(ratios, [1.0] * len(ratios), prior, rule, sides.in_process)
 
 
 def pace_ms(profile: Profile, base: Profile) -> float:

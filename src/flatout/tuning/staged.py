@@ -4,6 +4,7 @@ What the tuning has timed already is taken from there. The rest is timed once ea
 time: that shows where the gain came from, and decides nothing.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from flatout.records.trial import Outcome, Workload
 from flatout.tuning.experiments import ENDS, Asking, TrialHistory
 from flatout.tuning.pairs import pace_ms
 from flatout.tuning.script_files import source_of
+from flatout.tuning.turns import compare_turns
 
 TIME_SHARE = 0.08
 """Of a tuning's budget, kept for this table."""
@@ -156,10 +158,10 @@ def _timed(known: Measured, recipe: Recipe) -> Asking[tuple[Profile, float] | No
     is_sound = trial.outcome is Outcome.OK and not is_disturbed and not trial.not_applied
     if not is_sound or trial.profile is None:
         return None
-    before = pair[0].profile if pair else None
-    if before is not None:
-        return trial.profile, before.whole_step_ms / pace_ms(trial.profile, before)
     before = known.baseline
+    if pair:
+        ratio = math.exp(compare_turns(pair).log_ratio)
+        return trial.profile, ratio * trial.profile.whole_step_ms / pace_ms(trial.profile, before)
     ratio = before.whole_step_ms / pace_ms(trial.profile, before)
     if known.before_per_s and before.samples_per_s:
         ratio *= before.samples_per_s / known.before_per_s

@@ -10,9 +10,9 @@ import os
 import socket
 import statistics
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flatout.launch.trial_process import RunTogether, hold_folder_of
 from flatout.records.machine import Machine
@@ -27,9 +27,12 @@ LEAST_FREE = 2.5
 MOST_BUSY = 0.1
 """Share of its waiting in which a process that goes on working spoils the other one's turns."""
 LAST_TURNS = 8
-"""Turns of each side that say how noisy a pair is; those before hold the warm-up."""
-BETWEEN_PROCESSES = 0.012
-"""Standard deviation of what two equal processes differ by whatever the turns say, in logs."""
+"""Turns of each side that are compared; those before hold the warm-up."""
+BETWEEN_PROCESSES = 0.03
+"""Standard deviation of what two equal processes differ by whatever their turns say, in logs: their
+memory lies elsewhere. Measured: 0.01 for a GPT, 0.07 for a small CNN next to busy neighbours."""
+PRIOR_FREEDOM = 4
+"""Degrees of freedom that this is worth: pairs that differ by more soon say so themselves."""
 MEDIAN = math.pi / 2
 """The variance of a median of normal numbers against that of their mean."""
 
@@ -100,9 +103,33 @@ def _counts(trial: Trial) -> bool:
     return bool(is_apart) and len(turns["turns_s"]) > 2 and turns["busy_share"] <= MOST_BUSY
 
 
-def noise_of(pair: Sequence[Trial]) -> Prior:
-    """Return how far a pair of equal recipes may differ, by the turns of its two sides."""
-    first, second = ((find_seen(trial, "turns") or {})["turns_s"] for trial in pair)
-    ratios = [math.log(a / b) for a, b in zip(first, second, strict=False)][-LAST_TURNS:]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turned:
+    """What the turns of a pair say."""
+
+    log_ratio: float
+    """Of the base's step to the candidate's: above 0 the candidate is faster."""
+    variance: float
+    """Of that, between pairs of equal recipes too."""
+
+
+def compare_turns(pair: Sequence[Trial]) -> Turned:
+    """Return the middle ratio of the two sides' turns: those next to each other saw one machine."""
+    base, candidate = ((find_seen(trial, "turns") or {})["turns_s"] for trial in pair)
+    ratios = [math.log(a / b) for a, b in zip(base, candidate, strict=False)][-LAST_TURNS:]
     own = MEDIAN * statistics.variance(ratios) / len(ratios)
-    return Prior(variance=own + BETWEEN_PROCESSES**2, freedom=len(ratios) - 1)
+    return Turned(log_ratio=statistics.median(ratios), variance=own + BETWEEN_PROCESSES**2)
+
+
+def noise_of(turned: Sequence[Turned], others: Iterable[Sequence[float]]) -> Prior:
+    """Return how far pairs in turns of equal recipes differ, before they are looked at.
+
+    By their turns; or by what other comparisons' pairs differed by, where that is more.
+    """
+    expected = statistics.fmean(one.variance for one in turned)
+    groups = [group for group in others if len(group) > 1]
+    freedom = sum(len(group) - 1 for group in groups)
+    squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups)
+    if freedom >= PRIOR_FREEDOM and squares / freedom > expected:
+        return Prior(variance=squares / freedom, freedom=freedom)
+    return Prior(variance=expected, freedom=PRIOR_FREEDOM)
