@@ -173,7 +173,7 @@ def test_techniques_are_put_together_where_none_suffices():
 
 def test_of_techniques_put_together_the_fewest_that_fit_are_taken():
     here = setup(batch=16, gpu="1000MiB", layers=40)
-    options = {option.label: option.model for option in candidates(here.ground)}
+    options = {option.label: option.model for option in candidates()}
 
     found = next(r for r in ladder(here) if len(r.choices) > 1)
 
@@ -204,11 +204,6 @@ def test_a_batch_in_parts_is_played_at_few_sizes_and_split_as_little_as_fits():
     assert rung.fits
     assert rung.choices == (f"batch={most} accumulate={4096 // most} (by hand)",)
     assert len(asked) < len(halves) - 3
-
-
-def test_techniques_of_several_gpus_need_several_gpus():
-    assert not any(one.label.startswith("zero") for one in candidates(ground()))
-    assert sum(one.label.startswith("zero") for one in candidates(ground(gpus=4))) == 3
 
 
 def test_offloading_to_the_host_is_named_where_nothing_else_fits():
@@ -251,7 +246,7 @@ def test_gradients_that_are_needed_together_are_not_used_early(why):
     )
     marks = (*stream.marks, mark) if why == "added up" else stream.marks
     changed = replace(stream, allocations=(*stream.allocations, norm), marks=marks)
-    technique = next(one for one in candidates(ground()) if one.label == "optimizer_in_backward")
+    technique = next(one for one in candidates() if one.label == "optimizer_in_backward")
 
     assert technique.model.helps(stream, ground())
     assert not technique.model.helps(changed, ground())
@@ -387,7 +382,7 @@ def test_a_chunked_loss_makes_log_probabilities_in_parts_and_keeps_the_logits():
 
 
 def test_recompute_costs_at_most_a_third_of_the_flops_and_its_traffic():
-    option = next(c for c in candidates(ground("h200")) if c.label.endswith("mode=full"))
+    option = next(c for c in candidates() if c.label.endswith("mode=full"))
 
     ratio = option.model.cost(toy_stream(64, layers=24), ground("h200"))
 

@@ -3,13 +3,16 @@
 import statistics
 from dataclasses import replace
 
+import pytest
+
 from flatout.records.messages import words
 from flatout.records.profile import Bound
 from flatout.records.recipe import Choice
 from flatout.records.technique import Effect, Numerics
-from flatout.tuning.ranking import Candidate, Experience
+from flatout.tuning.ranking import Candidate, Experience, Search, find_beyond
 from flatout.workflow.tune import TuneOptions, tune
 from tests.support.starved import StarvedWorld
+from tests.techniques.facts import loader, model, profile
 from tests.workflow.test_tune import MACHINE, WORKLOAD
 
 NOTHING_KNOWN = Experience()
@@ -51,6 +54,36 @@ def test_the_compile_cache_makes_later_trials_cheap():
     cost = Experience(trial_s=5.0).cost_s
 
     assert cost("compile", 20.0) < cost("data", 20.0)
+
+
+PADDING = ("length_buckets", "dynamic_padding", "sequence_packing")
+PADDED = profile(loaders=(loader(pad_share=0.75),), models=(model(input_shapes=1),))
+
+
+def search(**changes):
+    return Search(machine=MACHINE, **{"ceiling": Numerics.PRECISION} | changes)
+
+
+def test_the_most_promising_change_of_the_data_that_may_not_be_tried_is_named():
+    found = find_beyond(PADDED, search())
+
+    assert found.choice.technique in PADDING
+    assert found.ratio > 1.5
+    assert "75%" in found.effect.why
+
+
+@pytest.mark.parametrize(
+    ("seen", "changes"),
+    [
+        (profile(), {}),
+        (PADDED, {"ceiling": Numerics.TRAINING}),
+        (PADDED, {"only": ("fused_optimizer",)}),
+        (PADDED, {"skip": PADDING}),
+        (replace(PADDED, loaders=(loader(pad_share=0.02),)), {}),
+    ],
+)
+def test_nothing_is_named_that_was_tried_or_promises_little(seen, changes):
+    assert find_beyond(seen, search(**changes)) is None
 
 
 def tuned(world, folder, monkeypatch, **options):

@@ -239,6 +239,18 @@ def test_where_turns_do_not_work_the_pair_is_played_one_after_the_other():
     assert match.decision is pairs.Decision.KEPT
 
 
+def test_turns_that_never_work_are_no_longer_tried():
+    history = TrialHistory(machine=machine(), takes_turns=True)
+
+    def answers(asked):
+        one = trial(asked.recipe, step_ms=50.0 if asked.recipe == FUSED else 100.0)
+        return Record(key="", elapsed_s=0.0, trial=None if asked.kind == "turns" else one)
+
+    kinds = [played(answers, history=history)[1] for _ in range(3)]
+
+    assert [each.count("turns") for each in kinds] == [1, 1, 0]
+
+
 def test_without_turns_none_are_asked_for():
     _, kinds = played(
         lambda asked: Record(key="", elapsed_s=0.0, trial=trial(asked.recipe)), takes_turns=False

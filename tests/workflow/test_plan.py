@@ -1,5 +1,7 @@
 """Plans of real targets, traced in real processes."""
 
+import contextlib
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -164,6 +166,34 @@ def test_techniques_are_traced_where_neither_one_gpu_nor_a_way_to_spread_it_is_e
 
     assert (found.fits, any(way.fits for way in found.parallel)) == (fits_one, fits_spread)
     assert bool(traced) == (not fits_one and not fits_spread)
+
+
+@pytest.mark.parametrize("how", ["a thread", "a fault", "no fork"])
+def test_ways_are_the_same_where_no_copy_of_the_process_looks_for_them(monkeypatch, how):
+    trace = lambda request: toy_stream(request.batch or 16)  # noqa: E731
+    monkeypatch.setattr(verb, "open_tracer", lambda *_: nullcontext(trace))
+    options = PlanOptions(gpu="2480MiB", gpus=8)
+    expected = plan("train.py", (), options).plan
+
+    with contextlib.ExitStack() as stack:
+        if how == "a thread":
+            done = threading.Event()
+            other = threading.Thread(target=done.wait)
+            other.start()
+            stack.callback(other.join)
+            stack.callback(done.set)
+        elif how == "a fault":
+            monkeypatch.setattr(verb, "begun_in_fork", lambda *_: nullcontext(refuse))
+        else:
+            monkeypatch.setattr(verb, "can_fork", lambda: False)
+        found = plan("train.py", (), options).plan
+
+    assert found == expected
+    assert len(found.parallel) > 3
+
+
+def refuse():
+    raise verb.ForkedError("the process was killed")
 
 
 def test_shards_are_not_taken_for_the_whole_model(monkeypatch):

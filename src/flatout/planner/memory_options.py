@@ -14,11 +14,11 @@ from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import TOO_MUCH, accumulation, largest_steady_batch
 from flatout.planner.replay import AllocatorReplay, replay
 from flatout.records.catalogue import declaring
-from flatout.records.memory_stream import Component, MemoryStream
+from flatout.records.memory_stream import MemoryStream
 from flatout.records.messages import words
 from flatout.records.plan import Accumulating, NumberSource, Rung
 from flatout.records.recipe import Choice
-from flatout.records.technique import MemoryOption, Numerics, PlannedDevice, name_of
+from flatout.records.technique import MemoryOption, Numerics, name_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class TracedOption:
     changes_training: bool = False
 
 
-def candidates(ground: DeviceModel) -> list[TracedOption]:
-    """Return all techniques for this device, without those of several GPUs where there is one."""
-    found = [
+def candidates() -> list[TracedOption]:
+    """Return all techniques; ways to spread the training are `flatout.parallel.search`'s."""
+    return [
         TracedOption(
             label=Choice(technique=name_of(kind), settings=option.settings).label,
             model=replace(option, group=option.group or name_of(kind)),
@@ -44,35 +44,6 @@ def candidates(ground: DeviceModel) -> list[TracedOption]:
         for option in kind.memory_options()
         if not option.splits_by
     ]
-    return [*found, *(_sharding(ground) if ground.gpus > 1 else ())]
-
-
-def _sharding(ground: DeviceModel) -> list[TracedOption]:
-    return [
-        TracedOption(
-            label=f"zero stage={stage} gpus={ground.gpus} (by hand)",
-            model=MemoryOption(
-                change=partial(transforms.sharded, stage=stage, shards=ground.gpus),
-                cost=partial(_sharding_cost, ground, stage),
-                why=words(f"plan.sharded_{stage}", n=str(ground.gpus)),
-                helps=lambda stream, _: not transforms.holds_shards(stream),
-                group="sharding",
-            ),
-        )
-        for stage in (1, 2, 3)
-    ]
-
-
-def _sharding_cost(
-    ground: DeviceModel, stage: int, stream: MemoryStream, _: PlannedDevice
-) -> float:
-    """Return the ratio alongside plain data parallelism, which reduces gradients anyway."""
-    if stage < 3:
-        return 1.0
-    parameters = sum(a.size for a in stream.allocations if a.component is Component.PARAMETERS)
-    again = parameters * (ground.gpus - 1) / ground.gpus
-    step = ground.step_s(stream)
-    return 1 + again / ground.gpu.peer_bandwidth / step if step else 1.0
 
 
 MOST_TOGETHER = 6
@@ -113,7 +84,7 @@ def ladder(setup: Setup) -> tuple[Rung, ...]:
     base = replay_as_it_is(setup)
     options = [
         option
-        for option in candidates(setup.ground)
+        for option in candidates()
         if option.model.helps(setup.stream, setup.ground) and option.label not in setup.refused
     ]
     rungs = [_rung(setup, (), base, base, why=words("plan.as_it_is"))]

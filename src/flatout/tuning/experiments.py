@@ -33,6 +33,8 @@ MOST_WAIT_S = 20.0
 """How long a disturbed trial's repeat waits for quiet."""
 ACCEPTED_BUSY_AFTER = 2
 """From this many on, an accepted load is taken to stay: repeating would only double the time."""
+MOST_MISSED = 2
+"""Pairs in turns that did not count, from which on none is tried where none has counted."""
 BUSY_AFTER = 6
 """From this many timed trials on, more disturbed than not means the machine is busy."""
 
@@ -160,6 +162,8 @@ class TrialHistory:
     """What takes the unchanged script's place where that does not run."""
     step_s: dict[str, list[float]] = field(default_factory=dict)
     """Step times of accepted timed trials, by recipe, those of another host by its name too."""
+    missed_turns: int = 0
+    """Pairs in turns that did not count."""
     turned: dict[str, list[float]] = field(default_factory=dict)
     """Log ratios of the pairs in turns that count, by the two recipes."""
     elsewhere: dict[str, int] = field(default_factory=dict)
@@ -291,6 +295,9 @@ class TrialHistory:
         options = {"base": base, "starts_with_base": starts_with_base}
         asked = Experiment(kind="turns", recipe=candidate, name=key_of(base), options=options)
         pair = (yield from self._ask(asked)).pair
+        self.missed_turns += not pair
+        if self.missed_turns >= MOST_MISSED and not self.turned:
+            self.takes_turns = False
         for trial in pair:
             key = key_of(trial.recipe)
             # Each waited while the other one ran.

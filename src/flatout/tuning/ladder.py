@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from flatout.analysis.loader_faults import fewer_workers
 from flatout.records.ablation import Verdict
-from flatout.records.messages import Text, code_of, joined, words
+from flatout.records.messages import Text, code_of, joined, times, words
 from flatout.records.profile import Profile
 from flatout.records.statistics import Decision, Rule
 from flatout.records.trial import Trial
@@ -24,6 +24,7 @@ from flatout.tuning.ranking import (
     TYPICAL_PAIRS,
     WORTH_A_TRIAL,
     Candidate,
+    find_beyond,
     find_companion,
     find_pair,
     rank,
@@ -143,6 +144,10 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
     if too_late:
         ladder.notes.append(_time_needed(ladder))
     ladder.notes += ladder.scans.notes()
+    beyond = find_beyond(ladder.profile, ladder.search, ladder.experience)
+    if beyond is not None:
+        about = {"technique": beyond.choice.technique, "why": beyond.effect.why}
+        ladder.notes.append(words("tune_note.beyond", ratio=times(beyond.ratio), **about))
     by_reason: dict[str, list[str]] = {}
     for label, why in (ladder.passed_over | _without_use(ladder, too_late)).items():
         if label not in known:

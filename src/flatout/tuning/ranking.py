@@ -31,6 +31,8 @@ first one's: 2 to 5 s of 15 to 19 s in the record of slow_compute."""
 BELIEF = 0.25
 """Weight of a family's predictions before anything was measured, as a squared log ratio: outcomes
 count as much once a gain of 1.65x was predicted."""
+WORTH_TELLING = 1.15
+"""Predicted ratio from which a technique that may not be tried is named."""
 LEAST_TRUST, MOST_TRUST = 0.1, 1.5
 """Limits of that correction: a family that made things slower keeps a small hope."""
 MAX_RATIO = 20.0
@@ -162,6 +164,22 @@ def rank(
         for option in kind.candidates(profile, search.machine)
     ]
     return sorted(found, key=lambda candidate: (-candidate.hope_per_s, -candidate.ratio))
+
+
+def find_beyond(
+    profile: Profile, search: Search, experience: Experience = Experience()
+) -> Candidate | None:
+    """Return the change of the data that `--numerics` keeps out and that promises most.
+
+    That of batches and of their order: other techniques that change the training train another
+    model, or with other numbers. None where it promises little, or names are given.
+    """
+    if search.only:
+        return None
+    everything = rank(profile, replace(search, ceiling=Numerics.TRAINING), experience)
+    beyond = [x for x in everything if x.family == "data" and not search.ceiling.allows(x.numerics)]
+    worth_it = [x for x in beyond if x.ratio >= WORTH_TELLING]
+    return max(worth_it, key=lambda x: x.ratio, default=None)
 
 
 def find_companion(

@@ -1,15 +1,17 @@
 """The command `plan`: will a step fit a GPU that you do not have, and what would help."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
 
+from flatout.agent.worker_start import can_fork
 from flatout.analysis import stream_changes as transforms
+from flatout.data.proof.forked import ForkedError, begun_in_fork
 from flatout.hardware.catalogue import CATALOGUE, UNNAMED, GpuModel, find_gpu, model_of
 from flatout.hardware.machine import read_machine
 from flatout.launch.trial_process import clean_up_stale_trials
@@ -39,6 +41,7 @@ from flatout.planner.workspaces import (
 from flatout.records import catalogue as techniques
 from flatout.records.errors import UserError
 from flatout.records.input_files import read_json
+from flatout.records.json_records import from_plain, to_plain
 from flatout.records.machine import Device
 from flatout.records.memory_stream import MemoryStream, Phase
 from flatout.records.messages import Sentence, recognised, words
@@ -142,7 +145,7 @@ def plan(
         ways = _Ways()
         if ground.ranks > 1:
             tell("looking for ways to spread it")
-            ways = _ways(setup, options, splits_layers=is_step)
+            ways = _ways_and_ladder(setup, options, splits_layers=is_step)
         tried: tuple[str, ...] = ()
         # Where it fits once it is spread, what would fit it on one GPU is not needed.
         if not any(way.fits for way in ways.plans):
@@ -168,12 +171,33 @@ def plan(
     )
 
 
-class _Ways(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ways:
     """Ways to spread the training, and how many GPUs are worth it; or why there are none."""
 
     plans: tuple[ParallelPlan, ...] = ()
     advice: ParallelAdvice | None = None
     notes: tuple[str, ...] = ()
+
+
+def _ways_and_ladder(setup: Setup, options: PlanOptions, *, splits_layers: bool) -> _Ways:
+    """Return the ways to spread the training, and play the ladder of one GPU meanwhile.
+
+    The setup keeps what was played; a copy of this process looks for the ways.
+    """
+
+    def ways() -> _Ways:
+        return _ways(setup, options, splits_layers=splits_layers)
+
+    if can_fork() and threading.active_count() == 1:
+        # What fails there says so here.
+        with (
+            suppress(OSError, ForkedError),
+            begun_in_fork(lambda: to_plain(ways()), LIMIT_S) as result,
+        ):
+            ladder(replace(setup, finds_batches=False))
+            return from_plain(_Ways, result())
+    return ways()
 
 
 def _ways(setup: Setup, options: PlanOptions, *, splits_layers: bool) -> _Ways:

@@ -11,9 +11,10 @@ import json
 import os
 import select
 import signal
+import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from flatout.agent.processes import die_with_parent, reopen_files
@@ -25,12 +26,29 @@ class ForkedError(Exception):
 
 def in_fork(work: Callable[[], Any], limit_s: float) -> Any:
     """Return the result of `work`, a plain JSON value, from a forked copy of this process."""
-    results = in_forks([work], limit_s)
-    if results[0] is None:
-        raise ForkedError(f"not done within {limit_s:.0f} s")
-    if "error" in results[0]:
-        raise ForkedError(results[0]["error"])
-    return results[0]["value"]
+    with begun_in_fork(work, limit_s) as result:
+        return result()
+
+
+@contextlib.contextmanager
+def begun_in_fork(work: Callable[[], Any], limit_s: float) -> Iterator[Callable[[], Any]]:
+    """Begin `work` in a forked copy, and give what waits for its result; at the end it is ended."""
+    ends_at = time.monotonic() + limit_s
+    pid, pipe = _start(work)
+
+    def result() -> Any:
+        found = _read(pipe, ends_at)
+        if found is None:
+            raise ForkedError(f"not done within {limit_s:.0f} s")
+        if "error" in found:
+            raise ForkedError(found["error"])
+        return found["value"]
+
+    try:
+        yield result
+    finally:
+        os.close(pipe)
+        _end(pid)
 
 
 def in_forks(works: list[Callable[[], Any]], limit_s: float) -> list[dict[str, Any] | None]:
@@ -112,9 +130,9 @@ def _leave_group() -> None:
 
 
 def _use_one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 def _read(pipe: int, ends_at: float) -> dict[str, Any] | None:

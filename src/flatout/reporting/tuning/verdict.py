@@ -49,14 +49,17 @@ STOPPED = (
     "recipe failed",
 )
 """Why a tuning ended early."""
-ASKED_FOR = (
+SAID_FIRST = (
+    "tune_note.prepared",
+    "tune_note.beyond",
     "tune_note.sample_timed",
     "tune_note.sample_failed",
     "tune_note.sample_disturbed",
     "tune_note.packed",
     "tune_note.not_packed",
 )
-"""Notes that answer an option of the user's, in the order in which they are told."""
+"""Notes that say what more could be gained or answer an option of the user's, in the order in which
+they are told."""
 
 FEWEST_PREDICTIONS = 2
 """One prediction shows nothing about the next."""
@@ -217,15 +220,15 @@ def reasons(ablation: Ablation) -> Iterator[Sentence]:
 
 
 def notes(ablation: Ablation) -> Iterator[Sentence]:
-    """Yield what the tuning noted on its way, what the user asked for first."""
-    others = (note for note in ablation.notes if code_of(note) not in ASKED_FOR)
+    """Yield what the tuning noted on its way, what the short report has first."""
+    others = (note for note in ablation.notes if code_of(note) not in SAID_FIRST)
     yield from answers(ablation)
     yield from (words("tuning.note", note=written(note)) for note in others)
 
 
 def answers(ablation: Ablation) -> Iterator[Sentence]:
-    """Yield what an option of the user's asked for."""
-    asked = [note for code in ASKED_FOR for note in ablation.notes if code_of(note) == code]
+    """Yield what an option of the user's asked for, and what more is promised."""
+    asked = [note for code in SAID_FIRST for note in ablation.notes if code_of(note) == code]
     return (words("tuning.note", note=written(note)) for note in asked)
 
 
