@@ -88,6 +88,14 @@ def test_a_technique_that_does_not_apply_is_told(folder, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_side_whose_workers_go_on_while_it_waits_gives_no_pair(folder, tmp_path):
+    workers = Recipe().plus(Choice(technique="loader_workers", settings={"num_workers": 1}))
+
+    assert turned("loaded", folder, candidate=workers, tmp_path=tmp_path) == ()
+    assert len(turned("loaded", folder, candidate=FUSED, tmp_path=tmp_path)) == 2
+
+
+@pytest.mark.slow
 def test_an_interrupt_ends_both_sides(folder, tmp_path, monkeypatch):
     from flatout.tuning import turns
 
@@ -108,7 +116,7 @@ def test_an_interrupt_ends_both_sides(folder, tmp_path, monkeypatch):
 
 
 def trial(recipe=Recipe(), turns_s=(), step_ms=100.0, **changes):
-    seen = {"probes": {"turns": {"turns_s": list(turns_s), "busy_share": 0.0}}}
+    seen = {"probes": {"turns": {"turns_s": list(turns_s), "busy_share": 0.0, "helpers": 0}}}
     phases = {"forward": 0.4 * step_ms, "backward": 0.6 * step_ms}
     known = {"profile": profile(phases_ms=phases), "outcome": Outcome.OK, "wall_s": 5.0}
     return Trial(recipe=recipe, **known | {"details": seen} | changes)

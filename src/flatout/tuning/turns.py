@@ -100,7 +100,8 @@ def _counts(trial: Trial) -> bool:
     if trial.outcome is not Outcome.OK or trial.profile is None or not turns:
         return False
     is_apart = trial.details.get("is_overlaid") or not trial.undone
-    return bool(is_apart) and len(turns["turns_s"]) > 2 and turns["busy_share"] <= MOST_BUSY
+    is_still = turns["busy_share"] <= MOST_BUSY and not turns["helpers"]
+    return bool(is_apart) and is_still and len(turns["turns_s"]) > 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

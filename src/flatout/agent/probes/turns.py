@@ -8,6 +8,7 @@ Once the other process is gone, or where it never came, this one goes on alone.
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,8 @@ TURN_S = 0.2
 """Time of a turn at least; it ends with a step."""
 FEWEST_TURNS = 10
 """Turns that make a trial: the first ones are warm-up."""
+RESTING = ("TMonitor",)
+"""Kinds of threads that sleep nearly all the time: tqdm's looks at its bars every ten seconds."""
 COLD = 3
 """Steps from which the first one of a turn is left out of its time: its data are in no cache."""
 
@@ -45,6 +48,7 @@ class Turns:
         self.walls_s: list[float] = []
         self.turns_s: list[float] = []
         self.waited_s = self.busy_s = 0.0
+        self.helpers = 0
         session.wants_more = True
         if not is_first:
             self._wait()
@@ -71,11 +75,16 @@ class Turns:
         self.began = self.session.clock.now()
 
     def result(self) -> Mapping[str, Any]:
-        """Return the mean step of each turn, and the share of its waiting in which it was busy."""
+        """Return the mean step of each turn, and what went on here while this side waited.
+
+        That is the share of the time in which the process was busy, and workers or threads of
+        Python's that make batches ahead: these need not be busy to be of use.
+        """
         share = self.busy_s / self.waited_s if self.waited_s else 0.0
-        return {"turns_s": self.turns_s, "busy_share": share}
+        return {"turns_s": self.turns_s, "busy_share": share, "helpers": self.helpers}
 
     def _wait(self) -> None:
+        self.helpers = max(self.helpers, self._num_helpers())
         began, busy_s = time.monotonic(), time.process_time()
         try:
             token = self.socket.recv(1)
@@ -85,6 +94,13 @@ class Turns:
         self.busy_s += time.process_time() - busy_s
         if not token:
             self._go_on_alone()
+
+    def _num_helpers(self) -> int:
+        workers = [
+            seen.asked.get("effective_workers") or 0 for seen in self.session.loaders.values()
+        ]
+        threads = [one for one in threading.enumerate() if type(one).__name__ not in RESTING]
+        return sum(workers) + len(threads) - 1
 
     def _go_on_alone(self) -> None:
         self.is_alone, self.session.wants_more = True, False
