@@ -88,11 +88,31 @@ def test_a_technique_that_does_not_apply_is_told(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_side_whose_workers_go_on_while_it_waits_gives_no_pair(folder, tmp_path):
+def test_workers_make_nothing_while_their_side_waits(folder, tmp_path):
     workers = Recipe().plus(Choice(technique="loader_workers", settings={"num_workers": 1}))
 
-    assert turned("loaded", folder, candidate=workers, tmp_path=tmp_path) == ()
-    assert len(turned("loaded", folder, candidate=FUSED, tmp_path=tmp_path)) == 2
+    pair = turned("loaded", folder, candidate=workers, tmp_path=tmp_path)
+
+    assert len(pair) == 2
+    made, begun = steps_in(folder), {}
+    for row in made:
+        begun.setdefault((row["process"], row["kind"]), []).append(row["began"])
+    (base,) = {
+        process for process, kind in begun if kind == "sample" and (process, "step") in begun
+    }
+    (worker,) = {process for process, kind in begun if kind == "sample"} - {base}
+    (candidate,) = {process for process, kind in begun if kind == "step"} - {base}
+    # While the base takes its steps, the other side's worker makes no sample.
+    both = min(begun[base, "step"][-1], begun[candidate, "step"][-1])
+    first = max(begun[base, "step"][3], begun[candidate, "step"][3])
+    turns = [row for row in made if first < row["began"] < both]
+    inside = [
+        middle
+        for before, middle, after in zip(turns, turns[1:], turns[2:], strict=False)
+        if middle["process"] == worker and before["process"] == after["process"] == base
+    ]
+    assert len(begun[worker, "sample"]) > 100
+    assert not inside
 
 
 @pytest.mark.slow
@@ -116,7 +136,7 @@ def test_an_interrupt_ends_both_sides(folder, tmp_path, monkeypatch):
 
 
 def trial(recipe=Recipe(), turns_s=(), step_ms=100.0, **changes):
-    seen = {"probes": {"turns": {"turns_s": list(turns_s), "busy_share": 0.0, "helpers": 0}}}
+    seen = {"probes": {"turns": {"turns_s": list(turns_s), "busy_share": 0.0, "threads": []}}}
     phases = {"forward": 0.4 * step_ms, "backward": 0.6 * step_ms}
     known = {"profile": profile(phases_ms=phases), "outcome": Outcome.OK, "wall_s": 5.0}
     return Trial(recipe=recipe, **known | {"details": seen} | changes)
@@ -130,14 +150,13 @@ SMALL = PeakBytes(device=GIB)
     [
         ({}, {}, True),
         ({"kind": "cuda"}, {}, False),
-        ({"loaders": (loader(num_workers=2),)}, {}, False),
-        ({"loaders": (loader(),)}, {}, True),
+        ({"loaders": (loader(num_workers=2),)}, {}, True),
         ({"peak_bytes": PeakBytes(device=8 * GIB)}, {}, False),
         ({}, {"undone": 3}, False),
         ({}, {"undone": 3, "details": {"is_overlaid": True}}, True),
     ],
 )
-def test_turns_need_memory_twice_no_workers_and_no_files(changes, details, expected):
+def test_turns_need_memory_twice_and_no_files(changes, details, expected):
     seen = trial(profile=profile(**{"peak_bytes": SMALL} | changes), **details)
 
     assert can_take_turns(seen, machine()) is expected

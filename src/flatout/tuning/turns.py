@@ -40,13 +40,11 @@ MEDIAN = math.pi / 2
 def can_take_turns(trial: Trial, machine: Machine) -> bool:
     """Return whether pairs of a script may take turns, by a trial of it alone.
 
-    Both sides need memory at the same time, nothing may go on while a side waits, and what one
-    writes the other must not find: a GPU's memory is seldom free twice, workers go on.
+    Both sides need memory at the same time, and what one writes the other must not find. A GPU's
+    memory is seldom free twice.
     """
     profile = trial.profile
     if profile is None or profile.device_kind != "cpu" or profile.ranks:
-        return False
-    if any(loader.workers for loader in profile.loaders):
         return False
     is_apart = trial.details.get("is_overlaid") or not trial.undone
     is_small = LEAST_FREE * profile.peak_bytes.device < machine.memory_bytes
@@ -100,7 +98,7 @@ def _counts(trial: Trial) -> bool:
     if trial.outcome is not Outcome.OK or trial.profile is None or not turns:
         return False
     is_apart = trial.details.get("is_overlaid") or not trial.undone
-    is_still = turns["busy_share"] <= MOST_BUSY and not turns["helpers"]
+    is_still = turns["busy_share"] <= MOST_BUSY and not turns["threads"]
     return bool(is_apart) and is_still and len(turns["turns_s"]) > 2
 
 

@@ -3,16 +3,20 @@
 What a machine can do drifts by 10 to 30 % within seconds where it is shared. Two trials one after
 the other see different machines; two that take turns of a fraction of a second see the same one.
 The token goes through a socket: who has received a byte trains, and sends one at the end of a step.
-Once the other process is gone, or where it never came, this one goes on alone.
+Loader workers are stopped meanwhile: they would make batches ahead in the other side's time. Once
+the other process is gone, or where it never came, this one goes on alone.
 """
 
+import contextlib
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flatout.agent.processes import descendants
 from flatout.agent.session import Session
 from flatout.records.trial_result import Segment
 
@@ -20,10 +24,15 @@ TURN_S = 0.2
 """Time of a turn at least; it ends with a step."""
 FEWEST_TURNS = 10
 """Turns that make a trial: the first ones are warm-up."""
-RESTING = ("TMonitor",)
-"""Kinds of threads that sleep nearly all the time: tqdm's looks at its bars every ten seconds."""
+RESTING = {
+    *("TMonitor", "_RefreshThread", "_TrackThread"),
+    *("QueueFeederThread", "_AsyncWriterThread", "_EventLoggerThread"),
+}
+"""Kinds or names of threads that make no batches: those of tqdm and rich, which draw bars, and of
+multiprocessing and TensorBoard, which send what they are given."""
 COLD = 3
-"""Steps from which the first one of a turn is left out of its time: its data are in no cache."""
+"""Steps from which the first one of a turn is left out of its time: its data are in no cache. Not
+with workers, whose batches come in bursts."""
 
 
 def start(session: Session, options: Mapping[str, Any]) -> "Turns":
@@ -48,7 +57,8 @@ class Turns:
         self.walls_s: list[float] = []
         self.turns_s: list[float] = []
         self.waited_s = self.busy_s = 0.0
-        self.helpers = 0
+        self.threads: set[str] = set()
+        self.workers: list[int] = []
         session.wants_more = True
         if not is_first:
             self._wait()
@@ -61,46 +71,52 @@ class Turns:
         self.walls_s.append(sum(segment.seconds))
         if self.is_alone or self.session.clock.now() - self.began < TURN_S:
             return
-        walls_s = self.walls_s[1:] if len(self.walls_s) >= COLD else self.walls_s
+        leaves_out = len(self.walls_s) >= COLD and not self.workers
+        walls_s = self.walls_s[1:] if leaves_out else self.walls_s
         self.turns_s.append(sum(walls_s) / len(walls_s))
         self.walls_s = []
         self.session.wants_more = len(self.turns_s) < FEWEST_TURNS
-        try:
-            self.socket.sendall(b".")
-        except OSError:
-            self._go_on_alone()
-        else:
-            self._wait()
+        self._wait(hands_over=True)
         self.session.clock.lap()
         self.began = self.session.clock.now()
 
     def result(self) -> Mapping[str, Any]:
         """Return the mean step of each turn, and what went on here while this side waited.
 
-        That is the share of the time in which the process was busy, and workers or threads of
-        Python's that make batches ahead: these need not be busy to be of use.
+        That is the share of the time in which the process was busy, and threads of Python's that
+        may make batches ahead: these need not be busy to be of use.
         """
         share = self.busy_s / self.waited_s if self.waited_s else 0.0
-        return {"turns_s": self.turns_s, "busy_share": share, "helpers": self.helpers}
+        return {"turns_s": self.turns_s, "busy_share": share, "threads": sorted(self.threads)}
 
-    def _wait(self) -> None:
-        self.helpers = max(self.helpers, self._num_helpers())
+    def _wait(self, *, hands_over: bool = False) -> None:
+        for thread in threading.enumerate():
+            if (
+                thread is not threading.main_thread()
+                and not {type(thread).__name__, thread.name} & RESTING
+            ):
+                self.threads.add(f"{thread.name} {type(thread).__name__}")
+        self.workers = descendants(os.getpid())
+        _signal(self.workers, signal.SIGSTOP)
         began, busy_s = time.monotonic(), time.process_time()
         try:
+            if hands_over:
+                self.socket.sendall(b".")
             token = self.socket.recv(1)
         except OSError:
             token = b""
+        finally:
+            _signal(self.workers, signal.SIGCONT)
         self.waited_s += time.monotonic() - began
         self.busy_s += time.process_time() - busy_s
         if not token:
             self._go_on_alone()
 
-    def _num_helpers(self) -> int:
-        workers = [
-            seen.asked.get("effective_workers") or 0 for seen in self.session.loaders.values()
-        ]
-        threads = [one for one in threading.enumerate() if type(one).__name__ not in RESTING]
-        return sum(workers) + len(threads) - 1
-
     def _go_on_alone(self) -> None:
         self.is_alone, self.session.wants_more = True, False
+
+
+def _signal(processes: Sequence[int], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
