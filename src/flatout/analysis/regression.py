@@ -59,7 +59,8 @@ def _likelihood(matrix: Array, y: Array) -> float:
     """Return the restricted log-likelihood, with the residuals' robust deviation."""
     n, p = matrix.shape
     _, _, sd = huber(matrix, y)
-    return -0.5 * float(np.linalg.slogdet(matrix.T @ matrix)[1]) - (n - p) * math.log(sd)
+    size = float(np.linalg.slogdet(matrix.T @ matrix)[1])
+    return -size / 2 - (n - p) * math.log(sd)
 
 
 def huber(matrix: Array, y: Array) -> tuple[Array, Array, float]:

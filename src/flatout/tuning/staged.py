@@ -98,9 +98,9 @@ def _so_far(known: Measured, recipe: Recipe, stage: StagedRow) -> Asking[StagedR
     if found is None:
         return stage
     profile, ratio = found
-    row = staged_row(profile, "run", technique=stage.technique, promise=stage.promise)
+    timed = staged_row(profile, "run", technique=stage.technique, promise=stage.promise)
     per_s = ratio * known.before_per_s
-    return replace(row, samples_per_s=per_s) if per_s else row
+    return replace(timed, samples_per_s=per_s) if per_s else timed
 
 
 def _alone(known: Measured, choice: Choice, stage: StagedRow) -> Asking[StagedRow]:
