@@ -60,7 +60,7 @@ def _likelihood(matrix: Array, y: Array) -> float:
     n, p = matrix.shape
     _, _, sd = huber(matrix, y)
     size = float(np.linalg.slogdet(matrix.T @ matrix)[1])
-    return -size / 2 - (n - p) * math.log(sd)
+    return float(-size / 2 - (n - p) * math.log(sd))
 
 
 def huber(matrix: Array, y: Array) -> tuple[Array, Array, float]:
