@@ -189,7 +189,7 @@ def test_ways_are_the_same_where_no_copy_of_the_process_looks_for_them(monkeypat
         found = plan("train.py", (), options).plan
 
     assert found == expected
-    assert len(found.parallel) > 3
+    assert len(found.parallel) > 2
 
 
 def refuse():

@@ -144,10 +144,6 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
     if too_late:
         ladder.notes.append(_time_needed(ladder))
     ladder.notes += ladder.scans.notes()
-    beyond = find_beyond(ladder.profile, ladder.search, ladder.experience)
-    if beyond is not None:
-        about = {"technique": beyond.choice.technique, "why": beyond.effect.why}
-        ladder.notes.append(words("tune_note.beyond", ratio=times(beyond.ratio), **about))
     by_reason: dict[str, list[str]] = {}
     for label, why in (ladder.passed_over | _without_use(ladder, too_late)).items():
         if label not in known:
@@ -155,6 +151,14 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
     for why, labels in by_reason.items():
         note = "hidden" if code_of(why) == HIDDEN else "impossible"
         ladder.notes.append(words(f"tune_note.{note}", techniques=tuple(labels), why=why))
+
+
+def note_beyond(ladder: TuningState) -> None:
+    """Name the change of the data that promises most, where `--numerics` keeps it out."""
+    found = find_beyond(ladder.profile, ladder.search, ladder.experience)
+    if found is not None:
+        about = {"technique": found.choice.technique, "why": found.effect.why}
+        ladder.notes.append(words("tune_note.beyond", ratio=times(found.ratio), **about))
 
 
 def _without_use(ladder: TuningState, too_late: Sequence[Candidate]) -> dict[str, str]:

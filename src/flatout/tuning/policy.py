@@ -41,7 +41,7 @@ from flatout.tuning.feeding import (
     time_stored_sample,
 )
 from flatout.tuning.history import Errors
-from flatout.tuning.ladder import climb
+from flatout.tuning.ladder import climb, note_beyond
 from flatout.tuning.pairs import BUSY, Match, play, verdict_of
 from flatout.tuning.ranking import Search
 from flatout.tuning.rescue import Baseline, make_it_run, retry_with_fewer_workers
@@ -235,6 +235,7 @@ def _time_packed(state: TuningState, sample: StoredSample | None) -> Asking[None
 def _climb_and_confirm(state: TuningState) -> Asking[RecipeProof]:
     try:
         yield from climb(state)
+        note_beyond(state)
         yield from _drop_one(state)
         return (yield from _confirm(state))
     except ENDS as end:
