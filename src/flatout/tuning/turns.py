@@ -30,7 +30,7 @@ LAST_TURNS = 8
 """Turns of each side that are compared; those before hold the warm-up."""
 BETWEEN_PROCESSES = 0.03
 """Standard deviation of what two equal processes differ by whatever their turns say, in logs: their
-memory lies elsewhere. Measured: 0.02 for a GPT and a table, 0.07 for a small CNN next to busy neighbours."""
+memory lies elsewhere. Measured: 0.02 for a GPT and a table, 0.07 for a small CNN."""
 PRIOR_FREEDOM = 4
 """Degrees of freedom that this is worth: pairs that differ by more soon say so themselves."""
 MEDIAN = math.pi / 2
