@@ -122,10 +122,10 @@ def test_an_interrupt_ends_both_sides(folder, tmp_path, monkeypatch):
     ended = []
     real = turns.run_trial
 
-    def run_trial(workload, recipe, machine, asked, together):
+    def run_trial(workload, recipe, machine, asked, shared):
         if not recipe.choices:
             raise KeyboardInterrupt
-        ended.append(real(workload, recipe, machine, asked, together))
+        ended.append(real(workload, recipe, machine, asked, shared))
 
     monkeypatch.setattr(turns, "run_trial", run_trial)
     with pytest.raises(KeyboardInterrupt):

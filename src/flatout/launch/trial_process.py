@@ -75,7 +75,7 @@ SILENCED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunTogether:
+class SharedRun:
     """What two children of one folder share that run at the same time."""
 
     lock: int | None
@@ -104,7 +104,7 @@ class ProcessOptions:
     """Time without any sign of training after which the child counts as hung."""
     seed: int | None = 0
     """Seeds Python, numpy and torch before the script's own code; None leaves them alone."""
-    together: RunTogether | None = None
+    shared: SharedRun | None = None
     """Of one of two that run at the same time."""
 
 
@@ -149,9 +149,9 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
     Everything below the child is gone when this returns, and on an exception too. Files that the
     child left under the names in `options.keep` are moved to the folder `keep`.
     """
-    together = options.together
-    holding = nullcontext(together.lock) if together else hold_folder_of(workload)
-    passed = (together.passed,) if together else ()
+    shared = options.shared
+    holding = nullcontext(shared.lock) if shared else hold_folder_of(workload)
+    passed = (shared.passed,) if shared else ()
     with holding as lock, _interrupts_noted() as raise_interrupt:
         folder = make_trial_folder(scratch_root())
         jobs.announce(folder, options.spec.mode, workload.command_line)
@@ -175,7 +175,7 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
                     pass_fds=(life_line, *passed, *(() if lock is None else (lock,))),
                     start_new_session=True,
                 )
-            while supervisor.poll() is None and not (together and together.is_cancelled()):
+            while supervisor.poll() is None and not (shared and shared.is_cancelled()):
                 raise_interrupt()
                 time.sleep(POLL_S)
             ending = _read_ending(folder)

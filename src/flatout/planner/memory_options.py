@@ -26,7 +26,7 @@ class TracedOption:
     """One technique with one setting."""
 
     label: str
-    """`technique setting=value`, or what to change by hand."""
+    """`technique setting=value`."""
     model: MemoryOption
     """Of a group always: settings of one technique are in one, too."""
     changes_training: bool = False

@@ -24,7 +24,7 @@ from flatout.analysis.profile import losses_of, summarise, window_in
 from flatout.analysis.ranks import add_ranks, leading, ranked_in_order
 from flatout.analysis.steps import MIN_STEPS
 from flatout.hardware.counters import CounterSampler, open_sources
-from flatout.launch.trial_process import Ending, ProcessOptions, RunTogether, run_process
+from flatout.launch.trial_process import Ending, ProcessOptions, SharedRun, run_process
 from flatout.records import catalogue
 from flatout.records.errors import describe_exhaustion, is_out_of_memory
 from flatout.records.machine import Machine
@@ -93,7 +93,7 @@ def run_trial(
     recipe: Recipe,
     machine: Machine,
     options: TrialOptions = TrialOptions(),
-    together: RunTogether | None = None,
+    shared: SharedRun | None = None,
 ) -> Trial:
     """Run the workload with the recipe until it showed enough; every ending is a result."""
     chosen = catalogue.build(recipe)
@@ -113,7 +113,7 @@ def run_trial(
                 environment=environment,
                 limit_s=options.limit_s,
                 hang_s=options.hang_s,
-                together=together,
+                shared=shared,
             ),
             keep=options.keep,
         )

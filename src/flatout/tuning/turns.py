@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from flatout.launch.trial_process import RunTogether, hold_folder_of
+from flatout.launch.trial_process import SharedRun, hold_folder_of
 from flatout.records.machine import Machine
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import Prior
@@ -76,9 +76,9 @@ def play_in_turns(
             measure_s=2 * options.measure_s,
             ends_when_refused=number == 1,
         )
-        together = RunTogether(lock=lock, passed=own.fileno(), is_cancelled=is_over.is_set)
+        shared = SharedRun(lock=lock, passed=own.fileno(), is_cancelled=is_over.is_set)
         try:
-            return run_trial(workload.under(recipe), recipe, machine, asked, together)
+            return run_trial(workload.under(recipe), recipe, machine, asked, shared)
         finally:
             own.close()  # the other side goes on alone
 
