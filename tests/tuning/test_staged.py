@@ -80,10 +80,12 @@ def test_what_pairs_have_shown_is_taken_from_them(tmp_path):
     )
     lab, measured, world = known(tmp_path, *rows)
 
-    _, workers, bf16 = lab.drive(measure_stages(measured))
+    baseline, workers, bf16 = lab.drive(measure_stages(measured))
 
     assert (workers.alone, workers.alone_source) == (1.3, "pairs")
-    assert (workers.samples_per_s, workers.utilisation, workers.peak_bytes) == (21.0, 0.7, 9)
+    # The machine was slower in those pairs than in the proof: not the 21 samples/s of that time.
+    assert workers.samples_per_s == pytest.approx(1.3 * baseline.samples_per_s)
+    assert (workers.utilisation, workers.peak_bytes) == (0.7, 9)
     assert world.asked == ["bf16_autocast"], "only what it gives alone was not known"
     assert bf16.alone_source == "run"
 

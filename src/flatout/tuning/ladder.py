@@ -21,7 +21,6 @@ from flatout.tuning.experiments import Asking
 from flatout.tuning.pairs import Match
 from flatout.tuning.ranking import (
     HIDDEN,
-    TYPICAL_PAIRS,
     WORTH_A_TRIAL,
     Candidate,
     find_beyond,
@@ -37,8 +36,6 @@ SINGLE_PAIRS = 4
 LOOKS_HELD = 0.5
 """Share of a gain that is left when it is measured again: what looks best in two noisy pairs is so
 partly by luck."""
-MORE_SHARE = (SINGLE_PAIRS - FIRST_PAIRS) / TYPICAL_PAIRS
-"""What the further pairs of one technique cost, of a candidate's typical cost."""
 PROMISING = 1.01
 """An undecided technique with a smaller ratio than this brings nothing to the others."""
 
@@ -172,7 +169,7 @@ def _without_use(ladder: TuningState, too_late: Sequence[Candidate]) -> dict[str
 
 def _time_needed(ladder: TuningState) -> str:
     """Say what a budget would have to be, from what a trial takes here."""
-    trials = 1 + 2 * TYPICAL_PAIRS + FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs
+    trials = 1 + 2 * ladder.typical_pairs + FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs
     one, proof = format_duration(ladder.trial_s), format_duration(trials * ladder.trial_s)
     another = format_duration(ladder.cost_s)
     return words("tune_note.time_needed", one=one, proof=proof, another=another)
@@ -238,7 +235,7 @@ def _try(ladder: TuningState, candidate: Candidate) -> Asking[Trial | None]:
         after = ladder.looked(match.candidate, recipe)
         companion = find_companion(before, after, candidate, ladder.search)
     is_open = match.decision is Decision.UNDECIDED and match.failure is None
-    if is_open and companion is None and ladder.has_time(for_candidates=MORE_SHARE):
+    if is_open and companion is None and _has_time_for_more(ladder):
         match = yield from ladder.play(recipe, Rule(max_pairs=SINGLE_PAIRS, looks_ahead=True))
     row = yield from ladder.settle(candidate, recipe, match)
     if companion is not None and ladder.has_time():
@@ -254,6 +251,11 @@ def _try(ladder: TuningState, candidate: Candidate) -> Asking[Trial | None]:
     if row.verdict is Verdict.INCONCLUSIVE and match.failure is None:
         ladder.undecided.append(Open(candidate=candidate, match=match, base=base, row=row))
     return match.failure
+
+
+def _has_time_for_more(ladder: TuningState) -> bool:
+    """Return whether the further pairs of one technique fit in."""
+    return ladder.has_time(for_candidates=(SINGLE_PAIRS - FIRST_PAIRS) / ladder.typical_pairs)
 
 
 def _leads(match: Match) -> bool:

@@ -66,7 +66,8 @@ def measure_stages(known: Measured) -> Asking[tuple[StagedRow, ...]]:
         later = added[number:]
         kept = tuple(x for x in known.recipe.choices if x not in later)
         stage = StagedRow(technique=choice.label, promise=_promise(known, choice))
-        stage = yield from _so_far(known, replace(known.recipe, choices=kept), stage)
+        before_per_s = stages[-1].samples_per_s or 0.0
+        stage = yield from _so_far(known, replace(known.recipe, choices=kept), stage, before_per_s)
         stages.append((yield from _alone(known, choice, stage)))
     return tuple(stages)
 
@@ -76,8 +77,13 @@ def length_of(workload: Workload, baseline: Profile) -> TrainingLength | None:
     return find_length(source_of(workload), workload.arguments, baseline.epoch_steps)
 
 
-def _so_far(known: Measured, recipe: Recipe, stage: StagedRow) -> Asking[StagedRow]:
-    """Add what the recipe up to this technique gives."""
+def _so_far(
+    known: Measured, recipe: Recipe, stage: StagedRow, before_per_s: float
+) -> Asking[StagedRow]:
+    """Add what the recipe up to this technique gives, on top of the row before.
+
+    What pairs have shown of it is a ratio: between them and the proof the machine may have changed.
+    """
     if recipe == known.recipe:
         assert known.final is not None
         return staged_row(known.final, "pairs", technique=stage.technique, promise=stage.promise)
@@ -85,9 +91,10 @@ def _so_far(known: Measured, recipe: Recipe, stage: StagedRow) -> Asking[StagedR
     for row in known.rows:
         is_this = row.choice.label == stage.technique and {*row.on_top_of} == before
         if is_this and row.stage == "add" and not row.together_with and row.samples_per_s:
+            ratio = row.comparison.ratio if row.comparison else 0.0
             return replace(
                 stage,
-                samples_per_s=row.samples_per_s,
+                samples_per_s=before_per_s * ratio or row.samples_per_s,
                 utilisation=row.device_busy_share
                 if row.gpu_util_share is None
                 else row.gpu_util_share,

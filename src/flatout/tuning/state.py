@@ -15,7 +15,13 @@ from flatout.tuning.extra_profiling import Looks
 from flatout.tuning.guard_checker import find_guilty
 from flatout.tuning.history import Errors
 from flatout.tuning.pairs import Match, Sides, event_of, play, row_of, unchecked
-from flatout.tuning.ranking import TYPICAL_PAIRS, Candidate, Experience, Search
+from flatout.tuning.ranking import (
+    TYPICAL_PAIRS,
+    TYPICAL_TURNED_PAIRS,
+    Candidate,
+    Experience,
+    Search,
+)
 from flatout.tuning.worker_scan import WorkerScans
 
 FIRST_PAIRS = 2
@@ -117,7 +123,12 @@ class TuningState:
     @property
     def cost_s(self) -> float:
         """What trying one more candidate typically takes."""
-        return 2 * TYPICAL_PAIRS * self.trial_s
+        return 2 * self.typical_pairs * self.trial_s
+
+    @property
+    def typical_pairs(self) -> int:
+        """Pairs that a candidate takes when it is clearly better or clearly not."""
+        return TYPICAL_TURNED_PAIRS if self.history.takes_turns else TYPICAL_PAIRS
 
     @property
     def experience(self) -> Experience:
@@ -128,7 +139,12 @@ class TuningState:
                 family = technique_class(row.choice.technique).family
                 pair = (row.predicted_ratio, row.comparison.ratio)
                 outcomes.setdefault(family, []).append(pair)
-        return Experience(outcomes=outcomes, trial_s=self.trial_s, errors=self.earlier)
+        return Experience(
+            outcomes=outcomes,
+            trial_s=self.trial_s,
+            pairs=self.typical_pairs,
+            errors=self.earlier,
+        )
 
     @property
     def reserve_s(self) -> float:
