@@ -22,21 +22,20 @@ from benchmarks.bench import (
     Record,
     TrialFailedError,
     cells,
-    comparison,
-    interleave,
     make_photographs,
     open_lab,
 )
-from benchmarks.suites.ladder import CACHE, arms_of
+from benchmarks.suites.ladder import CACHE
 from flatout.records.ablation import Ablation, Comparison, Row, ablation_from_json
 from flatout.records.errors import UserError
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.statistics import Decision
+from flatout.records.statistics import Decision, Rule
 from flatout.records.trial import Outcome, Workload
 from flatout.records.units import format_ratio, format_share
 from flatout.tuning.experiments import MachineBusyError
 from flatout.tuning.pairs import play
 from flatout.tuning.trial_runner import TrialRunner
+from flatout.tuning.turns import can_take_turns
 from flatout.workflow.demo import scenarios
 from flatout.workflow.tune import TuneOptions, tune
 
@@ -47,7 +46,8 @@ BY_HAND = Path(__file__).parent.parent / "hand_recipes.toml"
 BUDGET_S = 300.0
 SMOKE_S = 30.0
 """With a smaller budget the sizes are so small that only the suite itself is tried out."""
-ROUNDS, SMOKE_ROUNDS = 4, 1
+PAIRS, SMOKE_PAIRS = 4, 1
+"""Pairs of flatout's recipe with the best by hand, and at most of one screened effect."""
 MOST_EFFECTS = 4
 """Screened techniques of a workload whose effect is measured again in fresh pairs."""
 SLOWEST = 1.3
@@ -94,32 +94,21 @@ def measured(name: str, bench: Bench) -> dict[str, Any]:
     )
     bench.say(f"{name}: tune")
     ablation = tune(workload, options, bench.tell)
+    own = replace(ablation.recipe, about={})
     lab = open_lab(bench, workload, f"{name}/hand", cache=bench.work / CACHE)
     lab.history.accepts_load = is_smoke
-    bench.say(f"{name}: {ablation.recipe.label}; by hand")
-    by_hand = contenders(name, lab)
-    recipes = {"baseline": Recipe(), "flatout": ablation.recipe} | by_hand
-    recipes = {key: replace(recipe, about={}) for key, recipe in recipes.items()}
-    arms = arms_of(recipes, bench, workload, work)
-    for arm in arms.values():
-        arm.lab.history.accepts_load = is_smoke
-    rounds = SMOKE_ROUNDS if is_smoke else ROUNDS
-    interleave(list({id(arm): arm for arm in arms.values()}.values()), rounds)
-    best_name = min((x for x in arms if x != "flatout"), key=lambda x: arms[x].median_ms)
+    bench.say(f"{name}: {own.label}; by hand")
+    others = contenders(name, lab)
+    best, raced = race(lab, own, others, SMOKE_PAIRS if is_smoke else PAIRS)
     decision = lab.drive(play(lab.history, Recipe(), Recipe(), may_go_on=lambda _: not is_smoke))
     return {
         "name": name,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "device": bench.machine.device.name,
         "ablation": ablation.to_json(),
-        "best": f"{best_name}: {arms[best_name].recipe.label}",
-        "against_best": plain(comparison(arms[best_name], arms["flatout"]))
-        if arms[best_name] is not arms["flatout"]
-        else None,
-        "against_baseline": plain(comparison(arms["baseline"], arms["flatout"]))
-        if arms["baseline"] is not arms["flatout"]
-        else None,
-        "rounds_s": {key: arm.times_s for key, arm in arms.items()},
+        "best": f"{best}: {others[best].label}",
+        "against_best": raced,
+        "against_baseline": plain(ablation.confirmation) if ablation.confirmation else None,
         "effects": [] if is_smoke else effects(ablation, lab, bench),
         "aa": decision.decision.value,
     }
@@ -144,16 +133,53 @@ def workload_of(name: str, work: Path, *, is_smoke: bool) -> Workload:
 
 
 def contenders(name: str, lab: TrialRunner) -> dict[str, Recipe]:
-    """Return the recipes by hand that act here, without those that are far from the fastest."""
+    """Return the unchanged script and what acts of the list, without what is far from the fastest.
+
+    From here on pairs take turns where the script can.
+    """
     listed = tomllib.loads(BY_HAND.read_text(encoding="utf-8"))[name]
     steps_ms: dict[str, tuple[float, Recipe]] = {}
-    for number, labels in enumerate(listed, 1):
+    for number, labels in enumerate([[], *listed]):
         recipe = Recipe(choices=tuple(map(Choice.from_label, labels)))
         trial = lab.time(recipe, must_apply=True)
         if trial.outcome is Outcome.OK and trial.profile and not trial.not_applied:
-            steps_ms[f"by hand {number}"] = trial.profile.whole_step_ms, recipe
+            key = f"by hand {number}" if number else "unchanged"
+            steps_ms[key] = trial.profile.whole_step_ms, recipe
+        if not number:
+            lab.history.takes_turns = can_take_turns(trial, lab.machine)
     fastest = min((step_ms for step_ms, _ in steps_ms.values()), default=0.0)
     return {key: recipe for key, (ms, recipe) in steps_ms.items() if ms <= SLOWEST * fastest}
+
+
+def race(
+    lab: TrialRunner, own: Recipe, others: Mapping[str, Recipe], pairs: int
+) -> tuple[str, dict[str, Any] | None]:
+    """Return the best of the other recipes, and how much faster flatout's is than that one.
+
+    None where the two are the same. A pair each finds the best; it is then raced in fresh pairs,
+    for the one that looks best in a few is so partly by luck.
+    """
+    labels = frozenset(choice.label for choice in own.choices)
+    same = [
+        key
+        for key, recipe in others.items()
+        if frozenset(choice.label for choice in recipe.choices) == labels
+    ]
+    ratios = {key: ratio(lab, others[key], own, 1).ratio for key in others if key not in same}
+    best = min(ratios, key=lambda key: ratios[key], default=same[0] if same else "")
+    if same and ratios.get(best, 1.0) >= 1:
+        return same[0], None
+    return best, plain(ratio(lab, others[best], own, pairs))
+
+
+def ratio(lab: TrialRunner, base: Recipe, candidate: Recipe, pairs: int) -> Comparison:
+    """Return how much faster one recipe is than the other, from so many fresh pairs."""
+    rule = Rule(at_least=pairs, max_pairs=pairs)
+    asked = play(lab.history, base, candidate, may_go_on=lambda _: True, rule=rule)
+    found = lab.drive(asked).comparison
+    if found is None:
+        raise TrialFailedError(f"no pair of {base.label} and {candidate.label}")
+    return found
 
 
 def effects(ablation: Ablation, lab: TrialRunner, bench: Bench) -> list[dict[str, Any]]:
@@ -163,7 +189,8 @@ def effects(ablation: Ablation, lab: TrialRunner, bench: Bench) -> list[dict[str
     for row in rows[:MOST_EFFECTS]:
         base, recipe = sides_of(row, ablation)
         bench.say(f"  {row.choice.label} in fresh pairs")
-        match = lab.drive(play(lab.history, base, recipe, may_go_on=lambda _: True))
+        rule = Rule(max_pairs=PAIRS)
+        match = lab.drive(play(lab.history, base, recipe, may_go_on=lambda _: True, rule=rule))
         if match.comparison is not None and row.comparison is not None:
             found.append(
                 {

@@ -7,6 +7,7 @@ import tomllib
 
 from benchmarks.suites import search
 from flatout.records import catalogue
+from flatout.records.ablation import Comparison
 from flatout.records.errors import UserError
 from flatout.records.recipe import Choice, Recipe
 from tests.benchmarks.made_up import BF16, a_machine, an_ablation
@@ -92,3 +93,47 @@ def test_a_workload_that_is_not_there_is_refused(tmp_path):
 
     with pytest.raises(UserError, match="no workload gtp; there are cnn_files"):
         search.run(bench)
+
+
+def recipe_of(*labels):
+    return Recipe(choices=tuple(map(Choice.from_label, labels)))
+
+
+OTHERS = {
+    "unchanged": recipe_of(),
+    "by hand 1": recipe_of("bf16_autocast"),
+    "by hand 2": recipe_of("channels_last"),
+}
+
+
+def raced(monkeypatch, own, ratios):
+    """Race a recipe against others, by how much faster it is than each; return the pairs asked."""
+    asked = []
+
+    def ratio(_lab, base, _candidate, pairs):
+        asked.append((base.label, pairs))
+        value = ratios[base.label]
+        return Comparison(ratio=value, interval=(value, value), n=pairs)
+
+    monkeypatch.setattr(search, "ratio", ratio)
+    return *search.race(None, own, OTHERS, 4), asked
+
+
+def test_the_best_by_hand_is_found_in_single_pairs_and_raced_in_fresh_ones(monkeypatch):
+    ratios = {"baseline": 1.9, "bf16_autocast": 1.01, "channels_last": 1.4}
+
+    best, pair, asked = raced(monkeypatch, recipe_of("bf16_autocast", "channels_last"), ratios)
+
+    assert (best, pair["ratio"], pair["n"]) == ("by hand 1", 1.01, 4)
+    assert [pairs for _, pairs in asked] == [1, 1, 1, 4]
+    assert asked[-1][0] == "bf16_autocast"
+
+
+@pytest.mark.parametrize(("other", "best"), [(1.3, "by hand 1"), (0.8, "by hand 2")])
+def test_the_same_recipe_is_raced_only_against_one_that_looks_better(monkeypatch, other, best):
+    ratios = {"baseline": 1.9, "channels_last": other}
+
+    found, pair, _ = raced(monkeypatch, recipe_of("bf16_autocast"), ratios)
+
+    assert found == best
+    assert (pair is None) == (other > 1)
