@@ -94,12 +94,34 @@ def test_without_time_a_screen_says_what_it_saw_and_the_rest_stays_unknown(tmp_p
     rows = (row(WORKERS, 1.2, source="screen"), row(BF16, 1.9, source="screen"))
     lab, measured, world = known(tmp_path, *rows, left_s=-1.0)
 
-    baseline, workers, _ = lab.drive(measure_stages(measured))
+    baseline, bf16, _ = lab.drive(measure_stages(measured))
 
     assert world.asked == []
-    assert (workers.samples_per_s, workers.utilisation) == (None, None)
-    assert (workers.alone, workers.alone_source) == (1.2, "screen")
+    assert (bf16.samples_per_s, bf16.utilisation) == (None, None)
+    assert (bf16.alone, bf16.alone_source) == (1.9, "screen")
     assert baseline.samples_per_s == pytest.approx(profile(40.0).samples_per_s / PROOF.ratio)
+
+
+def test_of_what_a_screen_proposed_the_largest_effect_goes_first(tmp_path):
+    fused = Choice(technique="fused_optimizer")
+    rows = (
+        row(WORKERS, 1.2, source="screen"),
+        row(BF16, 1.9, source="screen"),
+        row(fused, 2.5, on_top_of=("loader_workers", "bf16_autocast")),
+    )
+    lab, measured, world = known(tmp_path, *rows, recipe=RECIPE.plus(fused))
+
+    stages = lab.drive(measure_stages(measured))
+
+    names = [stage.technique for stage in stages]
+    assert names == ["", "bf16_autocast", "loader_workers", "fused_optimizer"]
+    # The first row of a technique shows it alone: it is not run again for that.
+    assert world.asked == [
+        "bf16_autocast",
+        "loader_workers + bf16_autocast",
+        "loader_workers",
+        "fused_optimizer",
+    ]
 
 
 def test_first_and_last_row_are_as_far_apart_as_the_proof_says(tmp_path):

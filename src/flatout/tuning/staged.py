@@ -57,7 +57,7 @@ def measure_stages(known: Measured) -> Asking[tuple[StagedRow, ...]]:
 
     Where Ctrl-C or a busy machine ends the measuring, the other rows have no numbers of their own.
     """
-    added = [x for x in known.recipe.choices if x not in known.floor.choices]
+    added = _in_order(known)
     if not added or known.final is None or known.confirmation is None:
         return ()
     first = staged_row(known.baseline, "pairs")
@@ -70,6 +70,23 @@ def measure_stages(known: Measured) -> Asking[tuple[StagedRow, ...]]:
         stage = yield from _so_far(known, replace(known.recipe, choices=kept), stage, before_per_s)
         stages.append((yield from _alone(known, choice, stage)))
     return tuple(stages)
+
+
+def _in_order(known: Measured) -> list[Choice]:
+    """Return what was added, in the order of the table: as it came in.
+
+    What one screen proposed came in at once: of that the largest effect goes first, for a small
+    one may be there only on top of it.
+    """
+    added = [x for x in known.recipe.choices if x not in known.floor.choices]
+    effects = {
+        row.choice.label: row.comparison.ratio
+        for row in known.rows
+        if row.choice in added and row.comparison and row.comparison.source == "screen"
+    }
+    screened = [x for x in added if x.label in effects]
+    largest = iter(sorted(screened, key=lambda x: -effects[x.label]))
+    return [next(largest) if x in screened else x for x in added]
 
 
 def length_of(workload: Workload, baseline: Profile) -> TrainingLength | None:
@@ -112,7 +129,7 @@ def _so_far(
 
 def _alone(known: Measured, choice: Choice, stage: StagedRow) -> Asking[StagedRow]:
     """Add what the technique gives without the others."""
-    added = [x for x in known.recipe.choices if x not in known.floor.choices]
+    added = _in_order(known)
     pair = known.confirmation if len(added) == 1 else _pair_alone(known, choice)
     if pair is not None and pair.source == "pairs":
         return replace(stage, alone=pair.ratio, alone_source=pair.source)
