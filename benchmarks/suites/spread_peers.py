@@ -1,6 +1,7 @@
 """One training in two ranks: unedited under flatout, edited for Accelerate and for Lightning."""
 
 import difflib
+import os
 import re
 import sys
 from pathlib import Path
@@ -20,9 +21,15 @@ ROUNDS, SMOKE_ROUNDS = 8, 1
 STEPS, SMOKE_STEPS = 400, 40
 SMOKE_S = 30.0
 LIMIT_S = 300.0
-MOST_APART = 1e-4
-"""Of the weights, relative to the largest, after all steps of one process: rounding, which AdamW
-makes larger."""
+MOST_APART = 5.0
+"""Times as far from the weights of one process as those of another one process, whose matrix
+products round in another order: how far rounding leads depends on the processor, and AdamW makes
+it larger."""
+LEAST_ROUNDED = 1e-5
+"""Of the weights, relative to the largest, where that order changes nothing."""
+OTHER_ORDER = {"MKL_CBWR": "COMPATIBLE"}
+"""Lets Intel's library multiply as it does on the oldest of processors."""
+ROUNDED = "one process, other rounding"
 SPOKEN = re.compile(r"([\d.]+) ms a step")
 COMMANDS = {
     "one process": (sys.executable, SCRIPTS / "plain.py"),
@@ -41,13 +48,15 @@ def run(bench: Bench) -> Record:
         bench.say(f"round {number + 1} of {rounds}")
         for name in COMMANDS if number % 2 == 0 else reversed(COMMANDS):
             step_s[name].append(trained(name, steps, bench.work))
+    trained(ROUNDED, steps, bench.work)
     plain = weights(bench.work / "one process.pt")
     apart = {
         name: float((weights(bench.work / f"{name}.pt") - plain).abs().max() / plain.abs().max())
-        for name in COMMANDS
+        for name in (*COMMANDS, ROUNDED)
     }
+    rounded = max(LEAST_ROUNDED, apart.pop(ROUNDED))
     pairs = {name: compare(gather(step_s[name], step_s["flatout"])) for name in COMMANDS}
-    holds = max(apart.values()) < MOST_APART and not edits("flatout")
+    holds = max(apart.values()) < MOST_APART * rounded and not edits("flatout")
     rows = [
         (
             name,
@@ -67,7 +76,8 @@ def run(bench: Bench) -> Record:
         claim="flatout trains an unedited script in two ranks to the weights of one process",
         holds=holds,
         finding=f"0 lines edited against {edits('accelerate')} for Accelerate and "
-        f"{edits('lightning')} for Lightning; weights of all within {max(apart.values()):.0e}",
+        f"{edits('lightning')} for Lightning; weights of all within {max(apart.values()):.0e}, "
+        f"of one process that rounds in another order {rounded:.0e}",
         table=[
             ("way", "lines edited", "weights apart", "step", "flatout is faster by", "interval"),
             *rows,
@@ -84,8 +94,10 @@ def run(bench: Bench) -> Record:
 
 def trained(name: str, steps: int, work: Path) -> float:
     """Train one way in a process of its own; return the seconds of a step."""
-    words = [*map(str, COMMANDS[name]), "--steps", str(steps), "--save", str(work / f"{name}.pt")]
-    done = ran(words, cwd=work, timeout=LIMIT_S)
+    command = COMMANDS["one process" if name == ROUNDED else name]
+    words = [*map(str, command), "--steps", str(steps), "--save", str(work / f"{name}.pt")]
+    environment = {**os.environ, **(OTHER_ORDER if name == ROUNDED else {})}
+    done = ran(words, cwd=work, timeout=LIMIT_S, env=environment)
     found = SPOKEN.search(done.stdout)
     if done.returncode or found is None:
         raise TrialFailedError(f"{name}: {done.stderr[-2_000:]}")
