@@ -181,7 +181,7 @@ def test_another_setting_of_a_technique_that_was_played_is_called_untried():
         refused={"torch_compile mode=max-autotune": "no compiler"},
         trial_s=1.0,
         cost_s=6.0,
-        typical_pairs=3,
+        history=SimpleNamespace(takes_turns=False),
         confirm_pairs=3,
         search=SimpleNamespace(only=()),
         stopped="budget",

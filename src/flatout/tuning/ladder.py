@@ -27,6 +27,7 @@ from flatout.tuning.ranking import (
     find_companion,
     find_pair,
     rank,
+    typical_pairs,
 )
 from flatout.tuning.screening import can_screen, screen_first, screen_hope_per_s
 from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Open, TuningState
@@ -169,7 +170,8 @@ def _without_use(ladder: TuningState, too_late: Sequence[Candidate]) -> dict[str
 
 def _time_needed(ladder: TuningState) -> str:
     """Say what a budget would have to be, from what a trial takes here."""
-    trials = 1 + 2 * ladder.typical_pairs + FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs
+    typical = typical_pairs(in_turns=ladder.history.takes_turns)
+    trials = 1 + 2 * typical + FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs
     one, proof = format_duration(ladder.trial_s), format_duration(trials * ladder.trial_s)
     another = format_duration(ladder.cost_s)
     return words("tune_note.time_needed", one=one, proof=proof, another=another)
@@ -255,7 +257,8 @@ def _try(ladder: TuningState, candidate: Candidate) -> Asking[Trial | None]:
 
 def _has_time_for_more(ladder: TuningState) -> bool:
     """Return whether the further pairs of one technique fit in."""
-    return ladder.has_time(for_candidates=(SINGLE_PAIRS - FIRST_PAIRS) / ladder.typical_pairs)
+    typical = typical_pairs(in_turns=ladder.history.takes_turns)
+    return ladder.has_time(for_candidates=(SINGLE_PAIRS - FIRST_PAIRS) / typical)
 
 
 def _leads(match: Match) -> bool:

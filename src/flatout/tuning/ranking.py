@@ -117,6 +117,11 @@ class Search:
         return {name: kind for name, kind in known.items() if self.allows(name, kind.numerics)}
 
 
+def typical_pairs(*, in_turns: bool) -> int:
+    """Return the pairs that a candidate takes when it is clearly better or clearly not."""
+    return TYPICAL_TURNED_PAIRS if in_turns else TYPICAL_PAIRS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
     """What a tuning has learned about its own predictions and trials."""

@@ -15,13 +15,7 @@ from flatout.tuning.extra_profiling import Looks
 from flatout.tuning.guard_checker import find_guilty
 from flatout.tuning.history import Errors
 from flatout.tuning.pairs import Match, Sides, event_of, play, row_of, unchecked
-from flatout.tuning.ranking import (
-    TYPICAL_PAIRS,
-    TYPICAL_TURNED_PAIRS,
-    Candidate,
-    Experience,
-    Search,
-)
+from flatout.tuning.ranking import Candidate, Experience, Search, typical_pairs
 from flatout.tuning.worker_scan import WorkerScans
 
 FIRST_PAIRS = 2
@@ -123,12 +117,7 @@ class TuningState:
     @property
     def cost_s(self) -> float:
         """What trying one more candidate typically takes."""
-        return 2 * self.typical_pairs * self.trial_s
-
-    @property
-    def typical_pairs(self) -> int:
-        """Pairs that a candidate takes when it is clearly better or clearly not."""
-        return TYPICAL_TURNED_PAIRS if self.history.takes_turns else TYPICAL_PAIRS
+        return 2 * typical_pairs(in_turns=self.history.takes_turns) * self.trial_s
 
     @property
     def experience(self) -> Experience:
@@ -142,7 +131,7 @@ class TuningState:
         return Experience(
             outcomes=outcomes,
             trial_s=self.trial_s,
-            pairs=self.typical_pairs,
+            pairs=typical_pairs(in_turns=self.history.takes_turns),
             errors=self.earlier,
         )
 
