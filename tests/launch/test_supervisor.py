@@ -113,6 +113,7 @@ def test_the_time_in_which_another_trial_holds_the_folder_is_none_of_the_trials(
         "argv": ["sleep", "0.2"],
         "overlay": True,
         "lock": theirs,
+        "passed": [],
         "life_line": life_line,
         "limit_s": HELD_S / 2,
         "hang_s": HELD_S / 2,
