@@ -83,7 +83,7 @@ def _two(spec: Mapping[str, Any], asked: TraceRequest, subject: Any) -> dict[str
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Import without looking for garbage: with torch and transformers that is a quarter of it."""
+    """Import without looking for garbage: with torch and transformers that is a fifth of it."""
     gc.disable()
     try:
         yield
