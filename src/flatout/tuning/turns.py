@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from flatout.agent.probes.turns import WARM_TURNS
 from flatout.launch.trial_process import SharedRun, hold_folder_of
 from flatout.records.machine import Machine
 from flatout.records.recipe import Recipe
@@ -26,8 +27,6 @@ LEAST_FREE = 2.5
 """Times what one trial takes at its peak that the host's memory has to hold for two of them."""
 MOST_BUSY = 0.1
 """Share of its waiting in which a process that goes on working spoils the other one's turns."""
-LAST_TURNS = 8
-"""Turns of each side that are compared; those before hold the warm-up."""
 BETWEEN_PROCESSES = 0.03
 """Standard deviation of what two equal processes differ by whatever their turns say, in logs: their
 memory lies elsewhere. Measured: 0.02 for a GPT and a table, 0.07 for a small CNN."""
@@ -99,7 +98,7 @@ def _counts(trial: Trial) -> bool:
         return False
     is_apart = trial.details.get("is_overlaid") or not trial.undone
     is_still = turns["busy_share"] <= MOST_BUSY and not turns["threads"]
-    return bool(is_apart) and is_still and len(turns["turns_s"]) > 2
+    return bool(is_apart) and is_still and len(turns["turns_s"]) > WARM_TURNS + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +114,7 @@ class Turned:
 def compare_turns(pair: Sequence[Trial]) -> Turned:
     """Return the middle ratio of the two sides' turns: those next to each other saw one machine."""
     base, candidate = ((find_seen(trial, "turns") or {})["turns_s"] for trial in pair)
-    ratios = [math.log(a / b) for a, b in zip(base, candidate, strict=False)][-LAST_TURNS:]
+    ratios = [math.log(a / b) for a, b in zip(base, candidate, strict=False)][WARM_TURNS:]
     own = MEDIAN * statistics.variance(ratios) / len(ratios)
     return Turned(log_ratio=statistics.median(ratios), variance=own + BETWEEN_PROCESSES**2)
 

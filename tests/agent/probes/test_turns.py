@@ -3,6 +3,8 @@
 import os
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -45,7 +47,7 @@ def test_a_turn_ends_with_the_step_that_fills_it_and_the_wait_is_no_time_of_the_
     for _ in range(4):
         step(sides, turns.TURN_S / 3.5)
 
-    assert sides.theirs.recv(8) == b"."
+    assert sides.theirs.recv(8) == turns.MORE
     assert sides.laps == [sides.now[0]]
     assert found.turns_s == pytest.approx([turns.TURN_S / 3.5])
 
@@ -82,6 +84,52 @@ def test_more_steps_are_wanted_until_there_are_enough_turns(sides):
         wanted.append(sides.session.wants_more)
 
     assert wanted == [True] * (turns.FEWEST_TURNS - 1) + [False]
+
+
+def turns_of(sides, lengths_s, told=b"."):
+    """Return, for each turn of these steps, whether more were wanted at its end."""
+    sides.start()
+    sides.theirs.sendall(told * len(lengths_s))
+    wanted = []
+    for length_s in lengths_s:
+        step(sides, length_s)
+        wanted.append(sides.session.wants_more)
+    return wanted
+
+
+def test_turns_that_differ_ask_for_more_up_to_a_number(sides):
+    bursts = [turns.TURN_S * (1.1 + number % 2) for number in range(turns.MOST_TURNS)]
+
+    assert turns_of(sides, bursts) == [True] * (turns.MOST_TURNS - 1) + [False]
+    assert sides.theirs.recv(64) == turns.MORE * (turns.MOST_TURNS - 1) + turns.ENOUGH
+
+
+def test_the_first_turns_are_no_reason_for_more(sides):
+    lengths_s = [60.0, 3.0] + [1.1 * turns.TURN_S] * (turns.FEWEST_TURNS - 2)
+
+    assert turns_of(sides, lengths_s)[-1] is False
+
+
+def test_what_the_other_side_still_wants_goes_on(sides):
+    lengths_s = [1.1 * turns.TURN_S] * (turns.FEWEST_TURNS + 2)
+
+    assert turns_of(sides, lengths_s, told=turns.MORE)[-1] is True
+    assert sides.theirs.recv(64)[-1:] == turns.ENOUGH
+
+
+@pytest.mark.parametrize("is_given_work", [False, True])
+def test_threads_of_an_executor_count_while_they_have_work(sides, is_given_work):
+    done = threading.Event()
+    with ThreadPoolExecutor(1, "makes batches") as pool:
+        pool.submit(done.wait if is_given_work else int)
+        time.sleep(0.0 if is_given_work else 1.0)  # it is back in its queue
+        found = sides.start()
+        sides.theirs.sendall(b".")
+        step(sides, 1.1 * turns.TURN_S)
+        done.set()
+
+    seen = [name for name in found.result()["threads"] if "makes batches" in name]
+    assert bool(seen) is is_given_work
 
 
 def test_where_the_other_side_is_gone_it_goes_on_alone(sides):

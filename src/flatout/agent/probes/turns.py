@@ -3,17 +3,24 @@
 What a machine can do drifts by 10 to 30 % within seconds where it is shared. Two trials one after
 the other see different machines; two that take turns of a fraction of a second see the same one.
 The token goes through a socket: who has received a byte trains, and sends one at the end of a step.
+The byte says whether its sender wants more turns: those of loader workers, whose batches come in
+bursts, differ by 20 % where those of one process differ by 5 %, and a pair's start-ups cost more
+than its turns.
 Loader workers are stopped meanwhile: they would make batches ahead in the other side's time. Once
 the other process is gone, or where it never came, this one goes on alone.
 """
 
 import contextlib
+import math
 import os
 import signal
 import socket
+import statistics
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import thread as executors
 from typing import Any
 
 from flatout.agent.processes import descendants
@@ -22,8 +29,13 @@ from flatout.records.trial_result import Segment
 
 TURN_S = 0.2
 """Time of a turn at least; it ends with a step."""
-FEWEST_TURNS = 10
-"""Turns that make a trial: the first ones are warm-up."""
+FEWEST_TURNS, MOST_TURNS = 10, 20
+"""Turns that make a trial, the second where they differ: the first `WARM_TURNS` are left out."""
+WARM_TURNS = 2
+SURE = 0.03
+"""Standard error of the middle turn, in logs, from which no more are wanted: two equal processes
+differ by as much whatever their turns say."""
+MORE, ENOUGH = b"+", b"."
 RESTING = {
     *("TMonitor", "_RefreshThread", "_TrackThread"),
     *("QueueFeederThread", "_AsyncWriterThread", "_EventLoggerThread"),
@@ -75,8 +87,8 @@ class Turns:
         walls_s = self.walls_s[1:] if leaves_out else self.walls_s
         self.turns_s.append(sum(walls_s) / len(walls_s))
         self.walls_s = []
-        self.session.wants_more = len(self.turns_s) < FEWEST_TURNS
-        self._wait(hands_over=True)
+        self.session.wants_more = wants_more(self.turns_s)
+        self._wait(MORE if self.session.wants_more else ENOUGH)
         self.session.clock.lap()
         self.began = self.session.clock.now()
 
@@ -89,19 +101,16 @@ class Turns:
         share = self.busy_s / self.waited_s if self.waited_s else 0.0
         return {"turns_s": self.turns_s, "busy_share": share, "threads": sorted(self.threads)}
 
-    def _wait(self, *, hands_over: bool = False) -> None:
+    def _wait(self, told: bytes = b"") -> None:
+        """Hand over by telling the other side a byte, if any, and wait for its own."""
         for thread in threading.enumerate():
-            if (
-                thread is not threading.main_thread()
-                and not {type(thread).__name__, thread.name} & RESTING
-            ):
+            if thread is not threading.main_thread() and not _rests(thread):
                 self.threads.add(f"{thread.name} {type(thread).__name__}")
         self.workers = descendants(os.getpid())
         _signal(self.workers, signal.SIGSTOP)
         began, busy_s = time.monotonic(), time.process_time()
         try:
-            if hands_over:
-                self.socket.sendall(b".")
+            self.socket.sendall(told)
             token = self.socket.recv(1)
         except OSError:
             token = b""
@@ -111,9 +120,31 @@ class Turns:
         self.busy_s += time.process_time() - busy_s
         if not token:
             self._go_on_alone()
+        self.session.wants_more |= token == MORE
 
     def _go_on_alone(self) -> None:
         self.is_alone, self.session.wants_more = True, False
+
+
+def wants_more(turns_s: Sequence[float]) -> bool:
+    """Return whether the turns so far are too few, or differ by too much to say what one takes."""
+    if not FEWEST_TURNS <= len(turns_s) < MOST_TURNS:
+        return len(turns_s) < FEWEST_TURNS
+    logs = [math.log(turn_s) for turn_s in turns_s[WARM_TURNS:]]
+    # The variance of a median of normal numbers against that of their mean.
+    return math.sqrt(math.pi / 2 * statistics.variance(logs) / len(logs)) > SURE
+
+
+def _rests(thread: threading.Thread) -> bool:
+    """Return whether a thread makes no batches: by its name, or because nothing was given to it.
+
+    Executors keep their threads; what is in none of a function's lines but the executor's own waits
+    for work. torch.compile leaves such threads behind.
+    """
+    if {type(thread).__name__, thread.name} & RESTING:
+        return True
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code is executors._worker.__code__
 
 
 def _signal(processes: Sequence[int], number: int) -> None:
