@@ -14,14 +14,24 @@ from typing import Any
 
 from benchmarks.bench import LIMIT_S, Bench, Record, TrialFailedError
 from benchmarks.suites.search import SMOKE_S, workload_of
-from flatout.records.recipe import Recipe
+from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import student_quantile
 from flatout.records.trial import Outcome
 from flatout.tuning.trials import TrialOptions, run_trial
-from flatout.tuning.turns import PRIOR_FREEDOM, can_take_turns, compare_turns, play_in_turns
+from flatout.tuning.turns import (
+    PRIOR_FREEDOM,
+    can_take_turns,
+    compare_turns,
+    noise_of,
+    play_in_turns,
+)
 
 THEME = "turns"
-WORKLOADS = ("gpt", "cnn_arrays", "tabular", "rnn", "encoder_texts", "gan", "diffusion")
+WORKLOADS = (
+    *("gpt", "cnn_arrays", "tabular", "rnn", "encoder_texts", "gan", "diffusion", "cnn_files"),
+)
+WITH = {"cnn_files": "loader_workers num_workers=2 prefetch_factor=2"}
+"""What both sides of a workload's pairs have in use: workers make batches in bursts."""
 PAIRS, SMOKE_PAIRS = 8, 2
 TIMES_CLOSER = 2.0
 """How much closer equal trials should be in turns, over all workloads."""
@@ -47,9 +57,11 @@ def measured(name: str, bench: Bench) -> dict[str, Any]:
     work.mkdir(parents=True)
     workload = workload_of(name, work, is_smoke=is_smoke)
     options = TrialOptions(limit_s=LIMIT_S)
+    recipe = Recipe(choices=(Choice.from_label(WITH[name]),)) if name in WITH else Recipe()
+    under = workload.under(recipe)
     in_turns, apart = [], []
     for number in range(SMOKE_PAIRS if is_smoke else PAIRS):
-        trials = [run_trial(workload, Recipe(), bench.machine, options) for _ in range(2)]
+        trials = [run_trial(under, recipe, bench.machine, options) for _ in range(2)]
         failed = next((each for each in trials if each.outcome is not Outcome.OK), None)
         if failed is not None:
             raise TrialFailedError(f"{name}: {failed.message}")
@@ -65,7 +77,7 @@ def measured(name: str, bench: Bench) -> dict[str, Any]:
                 "took_s": sum(each.wall_s for each in trials),
             }
         )
-        both = Recipe(), Recipe()
+        both = recipe, recipe
         pair = play_in_turns(workload, both, bench.machine, options, number % 2 == 0)
         if not pair:
             raise TrialFailedError(f"{name}: a pair in turns did not count")
@@ -76,6 +88,7 @@ def measured(name: str, bench: Bench) -> dict[str, Any]:
                 "took_s": max(each.wall_s for each in pair),
                 "log_ratio": seen.log_ratio,
                 "deviation": math.sqrt(seen.variance),
+                "freedom": noise_of([seen], []).freedom,
                 "turns_s": [each.details["probes"]["turns"]["turns_s"] for each in pair],
             }
         )
@@ -95,7 +108,8 @@ def deviation(pairs: Sequence[Mapping[str, Any]]) -> float:
 
 def is_outside(pair: Mapping[str, Any]) -> bool:
     """Return whether a pair in turns differs by more than its own turns allow."""
-    return abs(pair["log_ratio"]) > student_quantile(0.975, PRIOR_FREEDOM) * pair["deviation"]
+    limit = student_quantile(0.975, pair.get("freedom", PRIOR_FREEDOM))
+    return abs(pair["log_ratio"]) > limit * pair["deviation"]
 
 
 def record_of(parts: Sequence[Mapping[str, Any]]) -> Record:

@@ -363,9 +363,17 @@ def key_of(recipe: Recipe) -> str:
     )
 
 
-def disturbances(trial: Trial, profile: Profile, machine: Machine) -> str:
-    """Return how other work on the machine or on its device spoilt a trial, "" if none did."""
+def disturbances(
+    trial: Trial, profile: Profile, machine: Machine, *, in_turns: bool = False
+) -> str:
+    """Return how other work on the machine or on its device spoilt a trial, "" if none did.
+
+    What other virtual machines take makes these cores slower, for both sides of a pair in turns.
+    Other processes here take one core of several: with that another recipe may be the faster one.
+    """
     load = trial.details.get("load", {})
+    if in_turns:
+        load = {**load, "steal_share": 0.0}
     found = disturbance.of_load(load, profile, machine) or disturbance.of_device(profile.gpu)
     return "; ".join(found)
 

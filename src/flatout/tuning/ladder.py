@@ -11,9 +11,11 @@ from dataclasses import replace
 
 from flatout.analysis.loader_faults import fewer_workers
 from flatout.records.ablation import Verdict
+from flatout.records.catalogue import technique_class
 from flatout.records.messages import Text, code_of, joined, times, words
 from flatout.records.profile import Profile
 from flatout.records.statistics import Decision, Rule
+from flatout.records.technique import can_switch
 from flatout.records.trial import Trial
 from flatout.records.units import format_duration
 from flatout.tuning.bundle import WORTH, all_of, is_time_short, settle_together, try_bundle
@@ -44,9 +46,10 @@ PROMISING = 1.01
 def climb(ladder: TuningState) -> Asking[None]:
     """Screen what can be switched, try the others one by one, then those that are still open.
 
-    What was seen to help together goes first as one, before the screen where it promises more for
-    its time: a screen of the computation shows little while the step waits for data. With too
-    little time for both proofs it is on all through the screen, and one race proves all of it.
+    What was seen to help together goes first as one, and then what cannot be switched, before the
+    screen where it promises more for its time: a screen of the computation shows little while the
+    step waits for data. With too little time for both proofs the pair is on all through the screen,
+    and one race proves all of it.
     Where nothing can be screened, the techniques on the computation are played as one then. Those
     that stay open are played together as soon as that promises more for its time than the next one.
     """
@@ -63,6 +66,8 @@ def climb(ladder: TuningState) -> Asking[None]:
     if goes_first and not is_on:
         viable = [] if can_screen(ladder, ranked) else _viable(ladder, looked, tried)
         yield from try_bundle(ladder, viable, pair, tried)
+    if not is_on:
+        ranked = yield from _try_before_screen(ladder, tried)
     tried |= yield from screen_first(ladder, ranked, pair if is_on else ())
     too_late: list[Candidate] = []
     while True:
@@ -78,19 +83,39 @@ def climb(ladder: TuningState) -> Asking[None]:
         if ladder.has_time() and _hope_per_s(ladder) > max(0.0, candidate.hope_per_s):
             yield from _try_together(ladder)
             continue
-        tried.add(candidate.choice.label)
         if _comes_too_late(ladder, candidate):
+            tried.add(candidate.choice.label)
             if candidate.is_promising:
                 ladder.stopped = _end_of_time(ladder, candidate)
             too_late.append(candidate)
             continue
-        failure = yield from _try(ladder, candidate)
-        if failure is not None:
-            tried.add((yield from _try_fewer(ladder, candidate, failure)))
+        yield from _try(ladder, candidate, tried)
     yield from _try_together(ladder)
     yield from _try_longer(ladder)
     yield from _try_again(ladder)
     _note_untried(ladder, too_late)
+
+
+def _try_before_screen(ladder: TuningState, tried: set[str]) -> Asking[list[Candidate]]:
+    """Try what cannot be switched while it promises more for its time than a screen of the others.
+
+    Return the candidates after that.
+    """
+    while True:
+        looked = yield from _looked(ladder)
+        ranked = rank(looked, ladder.search, ladder.experience)
+        viable = _viable(ladder, looked, tried)
+        first = next(
+            (x for x in viable if not can_switch(technique_class(x.choice.technique))), None
+        )
+        if (
+            first is None
+            or not can_screen(ladder, ranked)
+            or first.hope_per_s <= screen_hope_per_s(ladder, ranked)
+            or _comes_too_late(ladder, first)
+        ):
+            return ranked
+        yield from _try(ladder, first, tried)
 
 
 def _is_cut_short(ladder: TuningState) -> bool:
@@ -208,19 +233,27 @@ def _viable(ladder: TuningState, looked: Profile, tried: set[str]) -> list[Candi
     return found
 
 
-def _try_fewer(ladder: TuningState, candidate: Candidate, failure: Trial) -> Asking[str]:
-    """Try workers that died or hung once more with half of them; return what was tried, or ""."""
+def _play_fewer(ladder: TuningState, candidate: Candidate, failure: Trial) -> Asking[str]:
+    """Play half of the workers that died or hung; return what was played, or ""."""
     fewer = fewer_workers(failure.recipe, failure.details.get("fault"))
     if fewer is None or candidate.choice.technique != fewer.technique or not ladder.has_time():
         return ""
     row = ladder.rows[-1]
     again = words("row.again", n=str(fewer.settings["num_workers"]))
     ladder.rows[-1] = replace(row, why=joined(row.why, again))
-    yield from _try(ladder, replace(candidate, choice=fewer))
+    yield from _play(ladder, replace(candidate, choice=fewer))
     return fewer.label
 
 
-def _try(ladder: TuningState, candidate: Candidate) -> Asking[Trial | None]:
+def _try(ladder: TuningState, candidate: Candidate, tried: set[str]) -> Asking[None]:
+    """Play one candidate, and workers that died or hung once more with half of them."""
+    tried.add(candidate.choice.label)
+    failure = yield from _play(ladder, candidate)
+    if failure is not None:
+        tried.add((yield from _play_fewer(ladder, candidate, failure)))
+
+
+def _play(ladder: TuningState, candidate: Candidate) -> Asking[Trial | None]:
     """Play one candidate against the recipe so far; keep it if it is faster and proven right.
 
     A technique that does not look faster in the first pairs may have made another one worth trying:

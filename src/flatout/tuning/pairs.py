@@ -171,7 +171,11 @@ def _counted(history: TrialHistory, pair: Sequence[Trial], sides: Sides) -> Tria
     base, candidate = pair
     if candidate.not_applied or base.profile is None or candidate.profile is None:
         return candidate
-    found = (disturbances(each, each.profile, history.machine) for each in pair if each.profile)
+    found = (
+        disturbances(each, each.profile, history.machine, in_turns=True)
+        for each in pair
+        if each.profile
+    )
     why = next(filter(None, found), "")
     if why:
         history.disturbed += 1

@@ -143,8 +143,9 @@ def _time_s(ladder: TuningState, pair: Sequence[Candidate] = ()) -> float:
 
 
 def screen_hope_per_s(ladder: TuningState, ranked: Sequence[Candidate]) -> float:
-    """Return what a screen promises for a second of its time, as a candidate's `hope_per_s`."""
-    return sum(x.hope for x in switchable(ladder, ranked)) / max(_time_s(ladder), LEAST_S)
+    """Return what a screen and its race promise for a second, as a candidate's `hope_per_s`."""
+    cost_s = max(_time_s(ladder), LEAST_S) + ladder.cost_s
+    return sum(x.hope for x in switchable(ladder, ranked)) / cost_s
 
 
 def switchable(ladder: TuningState, ranked: Sequence[Candidate]) -> list[Candidate]:

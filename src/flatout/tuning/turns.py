@@ -31,7 +31,10 @@ BETWEEN_PROCESSES = 0.03
 """Standard deviation of what two equal processes differ by whatever their turns say, in logs: their
 memory lies elsewhere. Measured: 0.02 for a GPT and a table, 0.07 for a small CNN."""
 PRIOR_FREEDOM = 4
-"""Degrees of freedom that this is worth: pairs that differ by more soon say so themselves."""
+"""Degrees of freedom that this alone is worth: pairs that differ by more soon say so."""
+MOST_FREEDOM = 20
+"""Degrees of freedom of turns and processes at most: with this, processes that differ by 7 % make
+0.7 % of equal recipes look like a gain (simulated, turns of 20 %)."""
 MEDIAN = math.pi / 2
 """The variance of a median of normal numbers against that of their mean."""
 
@@ -107,8 +110,15 @@ class Turned:
 
     log_ratio: float
     """Of the base's step to the candidate's: above 0 the candidate is faster."""
-    variance: float
-    """Of that, between pairs of equal recipes too."""
+    own_variance: float
+    """Of that, by how much the turns differ."""
+    freedom: int
+    """Degrees of freedom of this one."""
+
+    @property
+    def variance(self) -> float:
+        """The same between pairs of equal recipes, whose processes differ too."""
+        return self.own_variance + BETWEEN_PROCESSES**2
 
 
 def compare_turns(pair: Sequence[Trial]) -> Turned:
@@ -116,18 +126,22 @@ def compare_turns(pair: Sequence[Trial]) -> Turned:
     base, candidate = ((find_seen(trial, "turns") or {})["turns_s"] for trial in pair)
     ratios = [math.log(a / b) for a, b in zip(base, candidate, strict=False)][WARM_TURNS:]
     own = MEDIAN * statistics.variance(ratios) / len(ratios)
-    return Turned(log_ratio=statistics.median(ratios), variance=own + BETWEEN_PROCESSES**2)
+    return Turned(log_ratio=statistics.median(ratios), own_variance=own, freedom=len(ratios) - 1)
 
 
 def noise_of(turned: Sequence[Turned], others: Iterable[Sequence[float]]) -> Prior:
     """Return how far pairs in turns of equal recipes differ, before they are looked at.
 
-    By their turns; or by what other comparisons' pairs differed by, where that is more.
+    By their turns; or by what other comparisons' pairs differed by, where that is more. The turns
+    are many, of what processes differ by little is known: the degrees of freedom are Welch's and
+    Satterthwaite's for such a sum.
     """
-    expected = statistics.fmean(one.variance for one in turned)
+    own = statistics.fmean(one.own_variance for one in turned)
+    expected = own + BETWEEN_PROCESSES**2
     groups = [group for group in others if len(group) > 1]
     freedom = sum(len(group) - 1 for group in groups)
     squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups)
     if freedom >= PRIOR_FREEDOM and squares / freedom > expected:
         return Prior(variance=squares / freedom, freedom=freedom)
-    return Prior(variance=expected, freedom=PRIOR_FREEDOM)
+    unsure = own**2 / sum(one.freedom for one in turned) + BETWEEN_PROCESSES**4 / PRIOR_FREEDOM
+    return Prior(variance=expected, freedom=min(MOST_FREEDOM, int(expected**2 / unsure)))
