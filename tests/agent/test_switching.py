@@ -2,15 +2,31 @@
 
 import contextlib
 import copy
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import ClassVar, final
 
 import pytest
 import torch
+from torch.utils.data import dataloader
+from torch.utils.data._utils import fetch as fetching
 
-from flatout.agent.switching import OptimizerGroups, SwitchBoard
+from flatout.agent.session import Session
+from flatout.agent.switching import LATE, MakerSwitches, OptimizerGroups, SwitchBoard
+from flatout.data.proof.forked import in_fork
 from flatout.records import catalogue
 from flatout.records.errors import NotApplicable
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.technique import RunningTraining, Switch, can_switch
+from flatout.records.technique import (
+    Effect,
+    Numerics,
+    RunningTraining,
+    Switch,
+    Technique,
+    can_switch,
+    is_switched_in_maker,
+)
+from flatout.records.trial_spec import TrialSpec
 from flatout.techniques.compute.cpu_threads import CpuThreads
 from flatout.techniques.compute.scheduled_gc import ScheduledGc
 from flatout.techniques.memory.channels_last import ChannelsLast
@@ -287,9 +303,18 @@ def test_techniques_are_applied_in_the_order_of_the_recipe():
     assert order == ["outer", "inner"]
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in catalogue.names() if can_switch(catalogue.technique_class(n))]
-)
+SWITCHED = {
+    is_of_data: [
+        name
+        for name in catalogue.names()
+        if can_switch(kind := catalogue.technique_class(name))
+        and is_switched_in_maker(kind) is is_of_data
+    ]
+    for is_of_data in (False, True)
+}
+
+
+@pytest.mark.parametrize("name", SWITCHED[False])
 def test_a_technique_that_can_be_switched_leaves_the_training_off_at_first(name):
     (technique,) = catalogue.build(Recipe(choices=(Choice(technique=name),)))
     model = network()
@@ -304,3 +329,114 @@ def test_a_technique_that_can_be_switched_leaves_the_training_off_at_first(name)
     assert optimizer.param_groups[0]["fused"] is False
     assert all(p.is_contiguous() for p in model.parameters())
     assert model._compiled_call_impl is None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Negated(Technique):
+    """Gives each sample with the other sign."""
+
+    addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    keeps_samples: ClassVar[bool] = True
+
+    @classmethod
+    def candidates(cls, profile, machine):
+        return ()
+
+    def predict(self, profile, machine):
+        return Effect()
+
+    def turn_in_maker(self, fetcher, is_on):
+        numbers = [*range(64)]
+        fetcher.dataset = [-number for number in numbers] if is_on else numbers
+
+
+@pytest.fixture
+def makers():
+    """Yield a session and the switches of a technique on its data, which acts already."""
+    session = Session(TrialSpec())
+    found = MakerSwitches(session, {"negated": Negated(), "cpu_threads": CpuThreads()})
+    (technique,) = found.techniques.values()
+    assert session.techniques == (technique,)
+    session.note_status(technique, "applied")
+    before = fetching._MapDatasetFetcher.fetch, dataloader.DataLoader._get_iterator
+    found.install()
+    yield session, found
+    fetching._MapDatasetFetcher.fetch, dataloader.DataLoader._get_iterator = before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_are_made_the_other_way_once_those_made_ahead_are_used(makers, workers):
+    _, found = makers
+    turn = found.switch("negated").turn
+    loader = dataloader.DataLoader([*range(64)], batch_size=2, num_workers=workers)
+    batches = iter(loader)
+
+    before = [next(batches) for _ in range(3)]
+    turn(ON)
+    late = [next(batches) for _ in range(found.in_flight)]
+    during = [next(batches) for _ in range(3)]
+    turn(OFF)
+    late += [next(batches) for _ in range(found.in_flight)]
+    after = [next(batches) for _ in range(3)]
+
+    assert found.in_flight == (2 * 2 + LATE if workers else 0)
+    drawn = torch.cat([*before, *late, *during, *after]).abs()
+    assert drawn.unique().numel() == drawn.numel()
+    assert (torch.cat(during) < 0).all()
+    assert (torch.cat([*before, *after]) >= 0).all()
+
+
+def test_a_copy_of_the_process_sees_the_samples_that_nothing_keeps(makers):
+    _, found = makers
+    found.switch("negated").turn(ON)
+
+    def draw():
+        kind = fetching._MapDatasetFetcher
+        return kind([0] * 64, auto_collation=True, collate_fn=list, drop_last=False).fetch([3, 4])
+
+    assert draw() == [-3, -4]
+    assert in_fork(draw, 20.0) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (("not_applicable", "no file is read"), (NotApplicable, "no file is read")),
+        (("failed", "OSError: no"), (RuntimeError, "OSError: no")),
+        (None, (NotApplicable, "no training loader")),
+    ],
+)
+def test_what_did_not_act_at_its_hook_points_cannot_be_switched(makers, status, expected):
+    session, found = makers
+    session.status.clear()
+    if status:
+        session.note_status(found.techniques["negated"], *status)
+
+    with pytest.raises(expected[0], match=expected[1]):
+        found.switch("negated")
+
+
+def test_workers_that_are_not_forked_see_no_switch(makers):
+    session, found = makers
+    asked = {"start_method": "spawn"}
+    session.loaders["train.py:main#0"] = SimpleNamespace(asked=asked, is_training=True)
+
+    with pytest.raises(NotApplicable, match="forked"):
+        found.switch("negated")
+
+
+def test_only_a_switch_of_the_data_is_seen_late(makers):
+    session, found = makers
+    found.in_flight = 6
+    parts = Parts([network()])
+    parts.status, parts.loaders = session.status, {}
+    board = SwitchBoard(parts, {"negated": Fake(None), "other": Fake(Switch())}, found)
+    board.begin()
+
+    board.turn_to(("other",))
+    others = board.steps_until_seen(())
+    board.turn_to(("other", "negated"))
+
+    assert (others, board.steps_until_seen(("other",))) == (0, 6)

@@ -5,14 +5,27 @@ it is switched off, the call is made again without it, and the training goes on:
 nothing, only its time is read.
 """
 
+import functools
+import mmap
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from flatout.agent import patching
 from flatout.agent.session import Session
 from flatout.records.errors import NotApplicable
-from flatout.records.technique import RunningTraining, Switch, Technique
+from flatout.records.technique import (
+    RunningTraining,
+    Switch,
+    Technique,
+    is_switched_in_maker,
+    name_of,
+)
 
+SEEN = "_flatout_switched"
+"""On what draws from a data set: which techniques were on for its latest batch."""
+LATE = 2
+"""Batches that may have left the workers before a switch, alongside those that wait."""
 SCREEN_LOG = "screen-*.jsonl"
 """What a screen knows so far, line by line: a process that is killed leaves it."""
 MAX_WORDS = 300
@@ -55,13 +68,98 @@ class OptimizerGroups:
                 group.update(flags)
 
 
-class SwitchBoard:
-    """The techniques that can be switched in this process, and which of them are on."""
+class MakerSwitches:
+    """Techniques that are switched where samples are made: here, or in workers forked from here.
+
+    They act at their hook points from the start, and are off until one is turned on: a byte of
+    shared memory for each is looked at before a batch is made.
+    """
 
     def __init__(self, session: Session, techniques: Mapping[str, Technique]) -> None:
         self.session = session
+        self.techniques = {
+            label: technique.bind()
+            for label, technique in techniques.items()
+            if is_switched_in_maker(technique)
+        }
+        """By label; those of the recipe that is screened act before them."""
+        self.in_flight = 0
+        """Batches that workers may have made ahead."""
+        self._wanted = mmap.mmap(-1, max(1, len(techniques)))
+        self._pid = os.getpid()
+        session.techniques = (*session.techniques, *self.techniques.values())
+
+    def install(self) -> None:
+        """Follow the switches in every fetcher, and what each loader makes ahead."""
+        from torch.utils.data import dataloader
+        from torch.utils.data._utils import fetch
+
+        patching.wrap(fetch._MapDatasetFetcher, "fetch", self._following)
+        patching.wrap(dataloader.DataLoader, "_get_iterator", self._noting)
+
+    def switch(self, label: str) -> Switch:
+        """Return how a technique is switched; raises as its hook points did, or where it cannot."""
+        technique = self.techniques[label]
+        status, why = self.session.status.get(name_of(technique), ("", "no training loader"))
+        if status == "failed":
+            raise RuntimeError(why)
+        if status != "applied":
+            raise NotApplicable(why)
+        loaders = [seen.asked for seen in self.session.loaders.values() if seen.is_training]
+        if any(asked.get("start_method", "fork") != "fork" for asked in loaders):
+            raise NotApplicable("only workers that are forked see a switch")
+        number = [*self.techniques].index(label)
+        return Switch(turn=lambda is_on: self._wanted.__setitem__(number, is_on))
+
+    def _noting(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(make)
+        def make_noted(loader: Any) -> Any:
+            made_ahead = loader.num_workers * (loader.prefetch_factor or 0)
+            self.in_flight = max(self.in_flight, made_ahead and made_ahead + LATE)
+            return make(loader)
+
+        return make_noted
+
+    def _following(self, fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        @functools.wraps(fetch)
+        def fetch_switched(fetcher: Any, indices: Any) -> Any:
+            wanted = self._wanted[:]
+            if fetcher.__dict__.get(SEEN) != wanted:
+                fetcher.__dict__[SEEN] = wanted
+                self._turn(fetcher, wanted)
+            return fetch(fetcher, indices)
+
+        return fetch_switched
+
+    def _turn(self, fetcher: Any, wanted: bytes) -> None:
+        """Switch this process; in a copy that proves a technique, off with what keeps samples.
+
+        What is kept would be all that another technique is seen to make there.
+        """
+        from torch.utils.data import get_worker_info
+
+        is_copy = os.getpid() != self._pid and get_worker_info() is None
+        for technique, is_on in zip(self.techniques.values(), wanted, strict=False):
+            if not is_copy:
+                technique.turn_in_maker(fetcher, bool(is_on))
+            elif technique.keeps_samples:
+                technique.turn_in_maker(fetcher, False)  # noqa: FBT003
+
+
+class SwitchBoard:
+    """The techniques that can be switched in this process, and which of them are on."""
+
+    def __init__(
+        self,
+        session: Session,
+        techniques: Mapping[str, Technique],
+        makers: MakerSwitches | None = None,
+    ) -> None:
+        self.session = session
         self.techniques = techniques
         """By label."""
+        self.makers = makers
+        """Of those that are switched where samples are made."""
         self.switches: dict[str, Switch] = {}
         self.on: tuple[str, ...] = ()
         self.refused: dict[str, str] = {}
@@ -79,7 +177,11 @@ class SwitchBoard:
         session = self.session
         training = RunningTraining(roots=session.roots, optimizers=session.optimizers)
         for label, technique in self.techniques.items():
-            switch = self._tried(label, lambda: technique.switch(training))  # noqa: B023
+            if self.makers is not None and label in self.makers.techniques:
+                ask = functools.partial(self.makers.switch, label)
+            else:
+                ask = functools.partial(technique.switch, training)
+            switch = self._tried(label, ask)
             if switch is not None:
                 self.switches[label] = switch
         for root in session.roots:
@@ -94,6 +196,12 @@ class SwitchBoard:
             self._turn(label, is_on=False)
         for label in [x for x in wanted if x not in self.on and x in self.switches]:
             self._turn(label, is_on=True)
+
+    def steps_until_seen(self, before: Collection[str]) -> int:
+        """Return the steps before a switch shows in the batches, from what was on before."""
+        makers, changed = self.makers, {*before} ^ {*self.on}
+        is_of_data = makers is not None and not changed.isdisjoint(makers.techniques)
+        return makers.in_flight if makers is not None and is_of_data else 0
 
     def check(self) -> None:
         """Ask the techniques that are on whether they really act."""

@@ -284,6 +284,11 @@ def store_of(dataset: Any) -> ByteStore:
     return store
 
 
+def source_of(dataset: Any) -> Any:
+    """Return the script's data set behind one that came from `cached`."""
+    return getattr(type(dataset), SOURCE)
+
+
 def watch_of(dataset: Any) -> ChangeWatch:
     """Return what says whether the script changed a data set that came from `cached`."""
     watch: ChangeWatch = getattr(type(dataset), WATCH)
@@ -292,14 +297,14 @@ def watch_of(dataset: Any) -> ChangeWatch:
 
 def _get(self: Any, index: Any) -> Any:
     if watch_of(self).is_changed():
-        return getattr(type(self), SOURCE)[index]
+        return source_of(self)[index]
     with _reading(self):
         return kept_or_made(self, index)
 
 
 def kept_or_made(dataset: Any, index: Any) -> Any:
     """Return a sample of a data set that came from `cached`, whoever may have changed it."""
-    store, source = store_of(dataset), getattr(type(dataset), SOURCE)
+    store, source = store_of(dataset), source_of(dataset)
     key = key_of(index, source)
     found = store.find(key) if key is not None else None
     if found is not None:
@@ -320,12 +325,12 @@ def _streams() -> Any:
 
 def _reading(self: Any) -> AbstractContextManager[None]:
     """Let changes of the data set count as ours, unless every sample is in the store."""
-    is_whole = store_of(self).count >= len(getattr(type(self), SOURCE))
+    is_whole = store_of(self).count >= len(source_of(self))
     return nullcontext() if is_whole else watch_of(self).reading()
 
 
 def _get_many(self: Any, indices: Any) -> list[Any]:
-    source = getattr(type(self), SOURCE)
+    source = source_of(self)
     has_batches = hasattr(type(source), "__getitems__")
     if watch_of(self).is_changed():
         return source.__getitems__(indices) if has_batches else [source[i] for i in indices]
@@ -350,7 +355,7 @@ def _get_many(self: Any, indices: Any) -> list[Any]:
 
 def _made(self: Any, indices: list[Any]) -> list[Any]:
     with watch_of(self).reading():
-        return list(getattr(type(self), SOURCE).__getitems__(indices))
+        return list(source_of(self).__getitems__(indices))
 
 
 def key_of(index: Any, dataset: Any) -> int | None:

@@ -1,6 +1,7 @@
 """Screens of real small trainings: what is switched when, and what becomes of what fails."""
 
 import json
+import statistics
 from types import SimpleNamespace
 
 import pytest
@@ -57,6 +58,36 @@ def test_a_screen_visits_each_technique_alone_and_then_both_together():
     assert {block.steps for block in blocks} == {seen["block_steps"]}
     assert seen["startup_s"].keys() == {"fused_optimizer", "scheduled_gc"}
     assert seen["failed"] == seen["refused"] == {}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_technique_on_the_data_is_switched_where_the_samples_are_made(workers):
+    """What a store saves is seen block by block, also where forked workers draw from it."""
+    kept = choice("ram_cache")
+
+    trial, seen, blocks = screened(
+        str(workers), kept, COLLECT, script=SCRIPTS / "switched_data.py", max_s=10.0
+    )
+
+    assert trial.outcome is Outcome.OK
+    assert not trial.details["errors"]
+    assert seen["failed"] == seen["refused"] == {}
+    steps_s = {
+        is_on: [block.step_s for block in blocks if ("ram_cache" in block.on) is is_on]
+        for is_on in (False, True)
+    }
+    assert min(map(len, steps_s.values())) >= 2
+    # Four samples of three milliseconds: half of them in each of two workers.
+    assert min(steps_s[False]) > 0.012 / max(1, workers)
+    assert statistics.median(steps_s[True]) < 0.5 * statistics.median(steps_s[False])
+
+
+def test_what_refuses_the_data_is_refused_by_the_screen_with_its_reason():
+    _, seen, _ = screened(
+        "0", choice("fast_resize"), COLLECT, FUSED, script=SCRIPTS / "switched_data.py"
+    )
+
+    assert "resizes no colour image" in seen["refused"]["fast_resize"]
 
 
 def test_of_two_implementations_of_the_optimizer_one_is_on_at_a_time():

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from flatout.agent.session import Session
-from flatout.agent.switching import SCREEN_LOG, SwitchBoard
+from flatout.agent.switching import SCREEN_LOG, MakerSwitches, SwitchBoard
 from flatout.agent.training_device import find_cuda_device
 from flatout.analysis.screen import Cell, ScreenBlock, ScreenFactor, ScreenPlan, find_suspects
 from flatout.analysis.steps import is_dirty, running_anchor, step_of, steps_of, usual_work
@@ -90,7 +90,11 @@ class Screening:
         self.session, self.options = session, options
         built = catalogue.build(Recipe(choices=tuple(_choice(item) for item in options["choices"])))
         labels = [item["label"] for item in options["choices"]]
-        self.board = SwitchBoard(session, dict(zip(labels, built, strict=True)))
+        techniques = dict(zip(labels, built, strict=True))
+        makers = MakerSwitches(session, techniques)
+        if makers.techniques:
+            makers.install()
+        self.board = SwitchBoard(session, techniques, makers)
         self.plan: ScreenPlan | None = None
         self.blocks: list[ScreenBlock] = []
         self.startup_s: dict[str, float] = {}
@@ -271,6 +275,7 @@ class Screening:
         is_first = cell not in self.seen
         self.seen.add(cell)
         settle = SETTLE_FIRST if is_first else SETTLE
+        settle += self.board.steps_until_seen(self.before)
         stage = self.plan.stage.removeprefix("introduce ")
         at_s = self.session.clock.now()
         self.block = OpenBlock(cell, self.block_steps, settle, is_first, stage=stage, at_s=at_s)

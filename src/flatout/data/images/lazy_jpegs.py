@@ -207,7 +207,7 @@ def _lazy(image: Any) -> Any:
 def file_of(image: Any) -> JpegFile | None:
     """Return the file of an image of whose pixels nothing was asked yet; None if it is no such."""
     swap = _regions()
-    if swap is None or swap.trouble or is_keeping() or not is_plain(image):
+    if swap is None or swap.rests or is_keeping() or not is_plain(image):
         return None
     stream = image.fp
     try:
@@ -262,7 +262,7 @@ def _of_part(image: LazyImage, part: Box, make: Callable[[Any], Any]) -> Any:
     left, top, right, bottom = part
     part = (max(0, left), max(0, top), min(width, right), min(height, bottom))
     is_small = (part[2] - part[0]) * (part[3] - part[1]) <= MOST_PART * width * height
-    if swap is None or swap.trouble or image.is_parted or not is_small:
+    if swap is None or swap.rests or image.is_parted or not is_small:
         return None
     image.is_parted = True
     canvas = _decoded(swap, file, file.size, part)

@@ -47,10 +47,18 @@ def keep_decoded(store: ByteStore) -> Callable[[], None]:
     patch = patching.wrap(ImageFile.ImageFile, "load", through_store)
 
     def undo() -> None:
-        _ACTIVE.remove(store)
+        turn_keeping(store, is_on=False)
         patch.undo()
 
     return undo
+
+
+def turn_keeping(store: ByteStore, *, is_on: bool) -> None:
+    """Have Pillow's loading look into a store that it was given, or no more for now."""
+    if is_on and store not in _ACTIVE:
+        _ACTIVE.append(store)
+    elif not is_on and store in _ACTIVE:
+        _ACTIVE.remove(store)
 
 
 def through_store(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -131,7 +139,7 @@ def swap_decoder(decoder: Decoder) -> DecoderSwap:
         def decoding(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             @functools.wraps(original)
             def load(image: Any) -> Any:
-                if swap.trouble or not is_plain(image) or not _decode(swap, image, original):
+                if swap.rests or not is_plain(image) or not _decode(swap, image, original):
                     return original(image)
                 return Image.Image.load(image)
 
@@ -251,7 +259,7 @@ def swap_resize(resample: Resample) -> ResizeSwap:
                 box: Any = None,
                 reducing_gap: Any = None,
             ) -> Any:
-                is_usual = image.mode == "RGB" and reducing_gap is None and not swap.trouble
+                is_usual = image.mode == "RGB" and reducing_gap is None and not swap.rests
                 asked = find_asked(image.size, size, resample, box) if is_usual else None
                 if asked is None:
                     return original(image, size, resample, box, reducing_gap)

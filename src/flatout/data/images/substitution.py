@@ -31,6 +31,13 @@ class SubstituteState:
     """Samples so far of each kind."""
     undo: Callable[[], None] = field(default=lambda: None)
     """Puts the script's own way back."""
+    is_off: bool = False
+    """Whether a screen has switched it off for now."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether samples are made in the script's way."""
+        return self.is_off or bool(self.trouble)
 
     def is_compared(self, kind: Any) -> bool:
         """Count one more sample of a kind; say whether it is made both ways."""
@@ -66,6 +73,13 @@ def find_swap(kind: type[SwapT]) -> SwapT | None:
     """Return the swap of a kind that is on in this process, None without one."""
     found = _SWAPS.get(kind)
     return found if isinstance(found, kind) else None
+
+
+def turn_swap(kind: type[SubstituteState], *, is_on: bool) -> None:
+    """Switch the swap of a kind on or off, if it is there in this process."""
+    swap = find_swap(kind)
+    if swap is not None:
+        swap.is_off = not is_on
 
 
 def prepare(module: str) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from flatout.analysis.feeding import fed_change_ms, share_of
-from flatout.data.images.substitution import Substitute, prepare, put_under
+from flatout.data.images.substitution import Substitute, prepare, put_under, turn_swap
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
@@ -60,6 +60,12 @@ Before the loader is iterated:
     def epoch(self, loader: Any) -> Any:
         """Prove once that the bytes are the same, and swap the resampler."""
         return resize_fast(loader)
+
+    def turn_in_maker(self, fetcher: Any, is_on: bool) -> None:  # noqa: FBT001
+        """Let Pillow's own calls do it, or not."""
+        from flatout.data.images.pillow import ResizeSwap
+
+        turn_swap(ResizeSwap, is_on=is_on)
 
     def way(self, loader: Any) -> Substitute:
         """Return what is proven, with the ways of other techniques."""

@@ -31,10 +31,11 @@ from flatout.data.caching import (
     kept_or_made,
     local_ranks,
     processes_here,
+    source_of,
     store_of,
     watch_of,
 )
-from flatout.data.images.pillow import keep_decoded
+from flatout.data.images.pillow import keep_decoded, turn_keeping
 from flatout.data.proof.changes import ChangeWatch
 from flatout.data.proof.dataset_facts import DatasetFacts, Repeats, examine
 from flatout.data.proof.forked import ForkedError, in_fork
@@ -56,6 +57,8 @@ USUAL_DECODING = 0.35
 a classic pipeline (measured)."""
 IN_MEMORY = "TensorDataset"
 """A data set whose samples are in memory already."""
+KEPT = "_flatout_kept"
+"""On a fetcher: the data set that it was given."""
 SLOTS_A_KEY = 2
 """A table at half load finds a key in two looks."""
 
@@ -186,6 +189,14 @@ For a data set that gives the same sample each time:
             return loader
         fill_store(loader.dataset, limit_s=self.fill_s)
         return loader
+
+    def turn_in_maker(self, fetcher: Any, is_on: bool) -> None:  # noqa: FBT001
+        """Draw from the kept samples or from the data set; let Pillow find kept pixels, or not."""
+        kept = fetcher.__dict__.setdefault(KEPT, fetcher.dataset)
+        if is_cached(kept):
+            fetcher.dataset = kept if is_on else source_of(kept)
+        for store in self.decoded:
+            turn_keeping(store, is_on=is_on)
 
     def end(self) -> str:
         """Say what the script changed, if it did."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from flatout.analysis.feeding import fed_change_ms, share_of
-from flatout.data.images.substitution import Substitute, prepare, put_under
+from flatout.data.images.substitution import Substitute, prepare, put_under, turn_swap
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
@@ -59,6 +59,12 @@ Before the loader is iterated:
     def epoch(self, loader: Any) -> Any:
         """Prove once that the pixels are the same, and swap the decoding."""
         return decode_regions(loader)
+
+    def turn_in_maker(self, fetcher: Any, is_on: bool) -> None:  # noqa: FBT001
+        """Let Pillow's own calls do it, or not."""
+        from flatout.data.images.lazy_jpegs import RegionSwap
+
+        turn_swap(RegionSwap, is_on=is_on)
 
     def way(self, loader: Any) -> Substitute:
         """Return what is proven, with the ways of other techniques."""
