@@ -12,7 +12,7 @@ from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch as fetching
 
 from flatout.agent.session import Session
-from flatout.agent.switching import LATE, MakerSwitches, OptimizerGroups, SwitchBoard
+from flatout.agent.switching import LATE, FetcherSwitches, OptimizerGroups, SwitchBoard
 from flatout.data.proof.forked import in_fork
 from flatout.records import catalogue
 from flatout.records.errors import NotApplicable
@@ -24,7 +24,7 @@ from flatout.records.technique import (
     Switch,
     Technique,
     can_switch,
-    is_switched_in_maker,
+    is_switched_in_fetcher,
 )
 from flatout.records.trial_spec import TrialSpec
 from flatout.techniques.compute.cpu_threads import CpuThreads
@@ -308,7 +308,7 @@ SWITCHED = {
         name
         for name in catalogue.names()
         if can_switch(kind := catalogue.technique_class(name))
-        and is_switched_in_maker(kind) is is_of_data
+        and is_switched_in_fetcher(kind) is is_of_data
     ]
     for is_of_data in (False, True)
 }
@@ -347,16 +347,16 @@ class Negated(Technique):
     def predict(self, profile, machine):
         return Effect()
 
-    def turn_in_maker(self, fetcher, is_on):
+    def turn_in_fetcher(self, fetcher, is_on):
         numbers = [*range(64)]
         fetcher.dataset = [-number for number in numbers] if is_on else numbers
 
 
 @pytest.fixture
-def makers():
+def fetchers():
     """Yield a session and the switches of a technique on its data, which acts already."""
     session = Session(TrialSpec())
-    found = MakerSwitches(session, {"negated": Negated(), "cpu_threads": CpuThreads()})
+    found = FetcherSwitches(session, {"negated": Negated(), "cpu_threads": CpuThreads()})
     (technique,) = found.techniques.values()
     assert session.techniques == (technique,)
     session.note_status(technique, "applied")
@@ -367,8 +367,8 @@ def makers():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_samples_are_made_the_other_way_once_those_made_ahead_are_used(makers, workers):
-    _, found = makers
+def test_samples_are_made_the_other_way_once_those_made_ahead_are_used(fetchers, workers):
+    _, found = fetchers
     turn = found.switch("negated").turn
     loader = dataloader.DataLoader([*range(64)], batch_size=2, num_workers=workers)
     batches = iter(loader)
@@ -388,8 +388,8 @@ def test_samples_are_made_the_other_way_once_those_made_ahead_are_used(makers, w
     assert (torch.cat([*before, *after]) >= 0).all()
 
 
-def test_a_copy_of_the_process_sees_the_samples_that_nothing_keeps(makers):
-    _, found = makers
+def test_a_copy_of_the_process_sees_the_samples_that_nothing_keeps(fetchers):
+    _, found = fetchers
     found.switch("negated").turn(ON)
 
     def draw():
@@ -408,8 +408,8 @@ def test_a_copy_of_the_process_sees_the_samples_that_nothing_keeps(makers):
         (None, (NotApplicable, "no training loader")),
     ],
 )
-def test_what_did_not_act_at_its_hook_points_cannot_be_switched(makers, status, expected):
-    session, found = makers
+def test_what_did_not_act_at_its_hook_points_cannot_be_switched(fetchers, status, expected):
+    session, found = fetchers
     session.status.clear()
     if status:
         session.note_status(found.techniques["negated"], *status)
@@ -418,8 +418,8 @@ def test_what_did_not_act_at_its_hook_points_cannot_be_switched(makers, status, 
         found.switch("negated")
 
 
-def test_workers_that_are_not_forked_see_no_switch(makers):
-    session, found = makers
+def test_workers_that_are_not_forked_see_no_switch(fetchers):
+    session, found = fetchers
     asked = {"start_method": "spawn"}
     session.loaders["train.py:main#0"] = SimpleNamespace(asked=asked, is_training=True)
 
@@ -427,8 +427,8 @@ def test_workers_that_are_not_forked_see_no_switch(makers):
         found.switch("negated")
 
 
-def test_only_a_switch_of_the_data_is_seen_late(makers):
-    session, found = makers
+def test_only_a_switch_of_the_data_is_seen_late(fetchers):
+    session, found = fetchers
     found.in_flight = 6
     parts = Parts([network()])
     parts.status, parts.loaders = session.status, {}

@@ -333,6 +333,7 @@ def test_with_little_time_what_a_scan_saw_is_on_through_the_screen_and_one_race_
     assert rows["bf16_autocast"].comparison.source == "screen"
     assert {rows[x].verdict for x in ("loader_workers", "cpu_threads")} == {Verdict.TOGETHER}
     assert "on all through the screen" in rows["cpu_threads"].why
+    assert {"loader_workers", "cpu_threads"} <= {*rows["bf16_autocast"].on_top_of}
 
 
 def test_a_pair_that_the_guard_rejects_is_named_and_the_rest_is_kept(tmp_path, monkeypatch):

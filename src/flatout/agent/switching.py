@@ -18,7 +18,7 @@ from flatout.records.technique import (
     RunningTraining,
     Switch,
     Technique,
-    is_switched_in_maker,
+    is_switched_in_fetcher,
     name_of,
 )
 
@@ -68,7 +68,7 @@ class OptimizerGroups:
                 group.update(flags)
 
 
-class MakerSwitches:
+class FetcherSwitches:
     """Techniques that are switched where samples are made: here, or in workers forked from here.
 
     They act at their hook points from the start, and are off until one is turned on: a byte of
@@ -80,7 +80,7 @@ class MakerSwitches:
         self.techniques = {
             label: technique.bind()
             for label, technique in techniques.items()
-            if is_switched_in_maker(technique)
+            if is_switched_in_fetcher(technique)
         }
         """By label; those of the recipe that is screened act before them."""
         self.in_flight = 0
@@ -141,9 +141,9 @@ class MakerSwitches:
         is_copy = os.getpid() != self._pid and get_worker_info() is None
         for technique, is_on in zip(self.techniques.values(), wanted, strict=False):
             if not is_copy:
-                technique.turn_in_maker(fetcher, bool(is_on))
+                technique.turn_in_fetcher(fetcher, bool(is_on))
             elif technique.keeps_samples:
-                technique.turn_in_maker(fetcher, False)  # noqa: FBT003
+                technique.turn_in_fetcher(fetcher, False)  # noqa: FBT003
 
 
 class SwitchBoard:
@@ -153,12 +153,12 @@ class SwitchBoard:
         self,
         session: Session,
         techniques: Mapping[str, Technique],
-        makers: MakerSwitches | None = None,
+        fetchers: FetcherSwitches | None = None,
     ) -> None:
         self.session = session
         self.techniques = techniques
         """By label."""
-        self.makers = makers
+        self.fetchers = fetchers
         """Of those that are switched where samples are made."""
         self.switches: dict[str, Switch] = {}
         self.on: tuple[str, ...] = ()
@@ -177,8 +177,8 @@ class SwitchBoard:
         session = self.session
         training = RunningTraining(roots=session.roots, optimizers=session.optimizers)
         for label, technique in self.techniques.items():
-            if self.makers is not None and label in self.makers.techniques:
-                ask = functools.partial(self.makers.switch, label)
+            if self.fetchers is not None and label in self.fetchers.techniques:
+                ask = functools.partial(self.fetchers.switch, label)
             else:
                 ask = functools.partial(technique.switch, training)
             switch = self._tried(label, ask)
@@ -197,11 +197,16 @@ class SwitchBoard:
         for label in [x for x in wanted if x not in self.on and x in self.switches]:
             self._turn(label, is_on=True)
 
+    @property
+    def in_flight(self) -> int:
+        """Batches that were made before a switch of the data shows in one."""
+        return self.fetchers.in_flight if self.fetchers is not None else 0
+
     def steps_until_seen(self, before: Collection[str]) -> int:
         """Return the steps before a switch shows in the batches, from what was on before."""
-        makers, changed = self.makers, {*before} ^ {*self.on}
-        is_of_data = makers is not None and not changed.isdisjoint(makers.techniques)
-        return makers.in_flight if makers is not None and is_of_data else 0
+        of_data = self.fetchers.techniques if self.fetchers is not None else {}
+        is_changed = not ({*before} ^ {*self.on}).isdisjoint(of_data)
+        return self.in_flight if is_changed else 0
 
     def check(self) -> None:
         """Ask the techniques that are on whether they really act."""

@@ -287,12 +287,12 @@ class Technique(ABC):
         """Return how it is switched on and off while the script trains.
 
         Called once, some steps into a training that runs without it. Raise `NotApplicable` where
-        there is nothing to change. A technique that overrides neither this nor `turn_in_maker` is
+        there is nothing to change. A technique that overrides neither this nor `turn_in_fetcher` is
         only ever measured in processes of its own.
         """
         raise NotImplementedError
 
-    def turn_in_maker(self, fetcher: Any, is_on: bool) -> None:  # noqa: FBT001  as `Switch.turn`
+    def turn_in_fetcher(self, fetcher: Any, is_on: bool) -> None:  # noqa: FBT001  as `Switch.turn`
         """Switch it on or off in the process that makes the samples, before its next batch.
 
         For techniques on the data, which a screen lets act from the start and keeps off. `fetcher`
@@ -389,13 +389,13 @@ def prior_for(technique: Technique | type[Technique], profile: Profile) -> Techn
 def can_switch(technique: Technique | type[Technique]) -> bool:
     """Return whether a technique can be switched on and off while a script trains."""
     kind = technique if isinstance(technique, type) else type(technique)
-    return kind.switch is not Technique.switch or is_switched_in_maker(kind)
+    return kind.switch is not Technique.switch or is_switched_in_fetcher(kind)
 
 
-def is_switched_in_maker(technique: Technique | type[Technique]) -> bool:
+def is_switched_in_fetcher(technique: Technique | type[Technique]) -> bool:
     """Return whether a technique is switched where the samples are made."""
     kind = technique if isinstance(technique, type) else type(technique)
-    return kind.turn_in_maker is not Technique.turn_in_maker
+    return kind.turn_in_fetcher is not Technique.turn_in_fetcher
 
 
 def hook_points_of(technique: Technique | type[Technique]) -> frozenset[str]:

@@ -113,9 +113,9 @@ def screen_first(
         raced = yield from _race(ladder, found, by_label, pair)
     except ENDS:
         ended = dict.fromkeys(found.best, words("screen.ended"))
-        _note_effects(ladder, found, by_label, Raced(undecided=ended))
+        _note_effects(ladder, found, by_label, Raced(undecided=ended), base)
         raise
-    done = _note_effects(ladder, found, by_label, raced)
+    done = _note_effects(ladder, found, by_label, raced, base)
     if raced.open is not None:
         (first, *others), pair_of_all = raced.open
         raced_as_one = all_of([by_label[label] for label in (*others, first)])
@@ -400,12 +400,19 @@ def _note_lost(ladder: TuningState, by_label: Mapping[str, Candidate], found: Sc
 
 
 def _note_effects(
-    ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate], raced: Raced
+    ladder: TuningState,
+    found: Screened,
+    by_label: Mapping[str, Candidate],
+    raced: Raced,
+    base: Recipe,
 ) -> set[str]:
-    """Add a row for each technique with its own effect; return what needs no trial any more."""
+    """Add a row for each technique with its own effect; return what needs no trial any more.
+
+    `base` is what was on all through the screen.
+    """
     done, kept = {*found.failed}, raced.kept
-    on_top_of = tuple(by_label[label].choice.technique for label in kept)
-    rivals = set(map(rival_of, on_top_of))
+    came_in = tuple(by_label[label].choice.technique for label in kept)
+    rivals = set(map(rival_of, came_in))
     for label, effect in found.effects.items():
         candidate = by_label[label]
         technique = candidate.choice.technique
@@ -420,7 +427,7 @@ def _note_effects(
         startup_s = found.startup_s.get(label, 0.0)
         row = replace(
             _row(ladder, candidate, verdict, effect),
-            on_top_of=tuple(x for x in on_top_of if x != technique),
+            on_top_of=tuple(x for x in (*base.names, *came_in) if x != technique),
             why=why,
             startup_s=startup_s,
         )

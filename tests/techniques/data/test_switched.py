@@ -31,7 +31,7 @@ def test_pictures_are_made_in_the_script_s_way_while_it_is_off(paths, kind):
 
     batches = []
     for is_on in (ON, OFF, ON):
-        technique.turn_in_maker(NO_FETCHER, is_on)
+        technique.turn_in_fetcher(NO_FETCHER, is_on)
         before = swap.made + swap.compared
         batches.append(seen(loader))
         made.append(swap.made + swap.compared - before)
@@ -41,7 +41,7 @@ def test_pictures_are_made_in_the_script_s_way_while_it_is_off(paths, kind):
 
 
 def test_what_was_refused_in_this_process_has_nothing_to_switch():
-    FastResize().turn_in_maker(NO_FETCHER, ON)
+    FastResize().turn_in_fetcher(NO_FETCHER, ON)
 
     assert not substitution._SWAPS
 
@@ -54,7 +54,7 @@ def test_kept_samples_are_made_again_while_it_is_off(paths):
 
     found = []
     for is_on in (OFF, ON, OFF):
-        technique.turn_in_maker(fetcher, is_on)
+        technique.turn_in_fetcher(fetcher, is_on)
         found.append(fetcher.dataset)
 
     assert found == [own, kept, own]
@@ -70,9 +70,9 @@ def test_pixels_are_decoded_again_while_it_is_off(paths, monkeypatch):
     technique.loader({"dataset": dataset})
 
     assert pillow.is_keeping()
-    technique.turn_in_maker(SimpleNamespace(dataset=dataset), OFF)
+    technique.turn_in_fetcher(SimpleNamespace(dataset=dataset), OFF)
     assert not pillow.is_keeping()
-    technique.turn_in_maker(SimpleNamespace(dataset=dataset), ON)
-    technique.turn_in_maker(SimpleNamespace(dataset=dataset), ON)
+    technique.turn_in_fetcher(SimpleNamespace(dataset=dataset), ON)
+    technique.turn_in_fetcher(SimpleNamespace(dataset=dataset), ON)
 
     assert technique.decoded == pillow._ACTIVE

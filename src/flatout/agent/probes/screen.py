@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from flatout.agent.session import Session
-from flatout.agent.switching import SCREEN_LOG, MakerSwitches, SwitchBoard
+from flatout.agent.switching import SCREEN_LOG, FetcherSwitches, SwitchBoard
 from flatout.agent.training_device import find_cuda_device
 from flatout.analysis.screen import Cell, ScreenBlock, ScreenFactor, ScreenPlan, find_suspects
 from flatout.analysis.steps import is_dirty, running_anchor, step_of, steps_of, usual_work
@@ -91,10 +91,10 @@ class Screening:
         built = catalogue.build(Recipe(choices=tuple(_choice(item) for item in options["choices"])))
         labels = [item["label"] for item in options["choices"]]
         techniques = dict(zip(labels, built, strict=True))
-        makers = MakerSwitches(session, techniques)
-        if makers.techniques:
-            makers.install()
-        self.board = SwitchBoard(session, techniques, makers)
+        fetchers = FetcherSwitches(session, techniques)
+        if fetchers.techniques:
+            fetchers.install()
+        self.board = SwitchBoard(session, techniques, fetchers)
         self.plan: ScreenPlan | None = None
         self.blocks: list[ScreenBlock] = []
         self.startup_s: dict[str, float] = {}
@@ -195,7 +195,9 @@ class Screening:
         wanted = math.ceil(BLOCK_S / max(step_s, 1e-6))
         affordable = round(float(self.options["max_s"]) / WANTED_BLOCKS / step_s) - SETTLE
         fewest = FEWEST if self.device is None else FEWEST_ON_GPU
-        steps = max(2, min(max(fewest, wanted), max(2, affordable), MOST))
+        # As many again as a switch of the data leaves out.
+        enough = max(fewest, wanted, self.board.in_flight)
+        steps = max(2, min(enough, max(2, affordable), MOST))
         workers = max([0, *self._workers()])
         self.block_steps = -(-steps // workers) * workers if workers > 1 else steps
         self.board.begin()

@@ -76,7 +76,7 @@ In the data set, for colour JPEGs:
         """Prove once that the pixels are the same, and swap the decoder."""
         return decode_fast(loader, self.decoder)
 
-    def turn_in_maker(self, fetcher: Any, is_on: bool) -> None:  # noqa: FBT001
+    def turn_in_fetcher(self, fetcher: Any, is_on: bool) -> None:  # noqa: FBT001
         """Let Pillow's own calls do it, or not."""
         from flatout.data.images.pillow import DecoderSwap
 

@@ -61,7 +61,7 @@ Before the loader is iterated:
         """Prove once that the bytes are the same, and swap the resampler."""
         return resize_fast(loader)
 
-    def turn_in_maker(self, fetcher: Any, is_on: bool) -> None:  # noqa: FBT001
+    def turn_in_fetcher(self, fetcher: Any, is_on: bool) -> None:  # noqa: FBT001
         """Let Pillow's own calls do it, or not."""
         from flatout.data.images.pillow import ResizeSwap
 

@@ -190,7 +190,7 @@ For a data set that gives the same sample each time:
         fill_store(loader.dataset, limit_s=self.fill_s)
         return loader
 
-    def turn_in_maker(self, fetcher: Any, is_on: bool) -> None:  # noqa: FBT001
+    def turn_in_fetcher(self, fetcher: Any, is_on: bool) -> None:  # noqa: FBT001
         """Draw from the kept samples or from the data set; let Pillow find kept pixels, or not."""
         kept = fetcher.__dict__.setdefault(KEPT, fetcher.dataset)
         if is_cached(kept):

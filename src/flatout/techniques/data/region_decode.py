@@ -60,7 +60,7 @@ Before the loader is iterated:
         """Prove once that the pixels are the same, and swap the decoding."""
         return decode_regions(loader)
 
-    def turn_in_maker(self, fetcher: Any, is_on: bool) -> None:  # noqa: FBT001
+    def turn_in_fetcher(self, fetcher: Any, is_on: bool) -> None:  # noqa: FBT001
         """Let Pillow's own calls do it, or not."""
         from flatout.data.images.lazy_jpegs import RegionSwap
 
