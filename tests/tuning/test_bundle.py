@@ -177,6 +177,7 @@ def test_another_setting_of_a_technique_that_was_played_is_called_untried():
         played={"torch_compile mode=default"},
         notes=[],
         passed_over={},
+        unscreened=[],
         scans=SimpleNamespace(notes=list),
         refused={"torch_compile mode=max-autotune": "no compiler"},
         trial_s=1.0,
@@ -200,6 +201,34 @@ def test_another_setting_of_a_technique_that_was_played_is_called_untried():
     ]
 
 
+def test_what_a_screen_had_no_time_for_is_called_untried():
+    """The compiler is screened last; with a rival of it in the recipe no one asks for it again."""
+    compiler, tried = (
+        SimpleNamespace(choice=Choice(technique=name), ratio=1.2)
+        for name in ("torch_compile", "bf16_autocast")
+    )
+    ladder = SimpleNamespace(
+        rows=[],
+        played={"bf16_autocast"},
+        notes=[],
+        passed_over={},
+        unscreened=[compiler, tried],
+        scans=SimpleNamespace(notes=list),
+        refused={},
+        trial_s=1.0,
+        cost_s=6.0,
+        history=SimpleNamespace(takes_turns=False),
+        confirm_pairs=3,
+        search=SimpleNamespace(only=()),
+        stopped="budget",
+    )
+
+    climbing._note_untried(ladder, [])
+
+    assert ladder.notes[0] == "not tried, no time: torch_compile (predicted 1.20x)"
+    assert "bf16_autocast" not in " ".join(ladder.notes)
+
+
 def test_what_noise_would_hide_is_told_apart_from_what_is_impossible():
     bound = words("row.bound", phases="data wait", share="20.0", ratio="1.25")
     hidden = words("row.bound_in_noise", why=bound, ratio=times(2.0))
@@ -208,6 +237,7 @@ def test_what_noise_would_hide_is_told_apart_from_what_is_impossible():
         played=set(),
         notes=[],
         passed_over={"ram_cache": hidden, "fused_optimizer": bound},
+        unscreened=[],
         scans=SimpleNamespace(notes=list),
         search=SimpleNamespace(only=()),
         stopped="budget",

@@ -154,8 +154,10 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
     if ladder.stopped == "finished" and _is_cut_short(ladder):
         ladder.stopped = "budget"
     known = ladder.played | {row.choice.label for row in ladder.rows}
+    late = {candidate.choice.label for candidate in too_late} | known
+    unscreened = [x for x in ladder.unscreened if x.choice.label not in late]
     groups: dict[str, list[Text]] = {}
-    for candidate in too_late:
+    for candidate in (*too_late, *unscreened):
         label = candidate.choice.label
         about = {"technique": label, "ratio": f"{candidate.ratio:.2f}"}
         said = words("tune_note.predicted", **about)
@@ -164,7 +166,7 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
         groups.setdefault("no_time_alone" if label in known else "no_time", []).append(said)
     for name, group in sorted(groups.items()):
         ladder.notes.append(words(f"tune_note.{name}", techniques=tuple(group)))
-    if too_late:
+    if groups:
         ladder.notes.append(_time_needed(ladder))
     ladder.notes += ladder.scans.notes()
     by_reason: dict[str, list[str]] = {}

@@ -105,6 +105,8 @@ def screen_first(
     found = yield from _screen(ladder, base, chosen, max_s)
     by_label = {x.choice.label: x for x in chosen}
     _note_lost(ladder, by_label, found)
+    seen = {*found.effects, *found.failed, *found.refused}
+    ladder.unscreened = [candidate for candidate in chosen if candidate.choice.label not in seen]
     if found.fit is None or not found.effects:
         ladder.notes.append(words("screen.too_few_steps", steps=str(found.steps)))
         return {*found.failed}

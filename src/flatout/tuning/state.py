@@ -91,6 +91,8 @@ class TuningState:
     """Techniques that were not tried, each with the reason; the latest profile decides."""
     refused: dict[str, str] = field(default_factory=dict)
     """What could not be switched in a screen, by label, and what it said."""
+    unscreened: list[Candidate] = field(default_factory=list)
+    """What a screen was to switch and had no time for."""
     notes: list[str] = field(default_factory=list)
     stopped: str = "finished"
 
