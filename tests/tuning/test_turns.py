@@ -266,6 +266,17 @@ def test_other_virtual_machines_slow_both_sides_alike_other_processes_do_not(tak
     assert kinds == ["turns", "turns"]
 
 
+def test_a_slow_start_of_the_other_side_makes_no_trial_longer():
+    history = TrialHistory(machine=machine(), takes_turns=True)
+    history.wall_s[f"time {experiments.key_of(Recipe())}"] = 4.0
+    pair = tuple(replace(each, wall_s=40.0) for each in pair_of(1.2))
+
+    played(lambda _: Record(key="", elapsed_s=0.0, pair=pair), history=history)
+
+    assert history.cost_s(Recipe(), default=1.0) == 4.0
+    assert history.cost_s(FUSED, default=1.0) == 20.0
+
+
 def test_turns_that_differ_much_prove_nothing():
     match, kinds = played(lambda asked: Record(key="", elapsed_s=0.0, pair=pair_of(1.1, noise=0.4)))
 
