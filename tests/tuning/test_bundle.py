@@ -171,21 +171,30 @@ def test_techniques_that_were_played_only_as_one_are_not_called_untried(tmp_path
     assert all(name in note for name in FOUR)
 
 
+def ended(**changes):
+    """Return what is asked of a ladder whose budget ran out."""
+    known = {
+        "rows": [],
+        "played": set(),
+        "notes": [],
+        "passed_over": {},
+        "unscreened": [],
+        "refused": {},
+        "trial_s": 1.0,
+        "cost_s": 6.0,
+        "confirm_pairs": 3,
+        "scans": SimpleNamespace(notes=list),
+        "history": SimpleNamespace(takes_turns=False),
+        "search": SimpleNamespace(only=()),
+        "stopped": "budget",
+    }
+    return SimpleNamespace(**known | changes)
+
+
 def test_another_setting_of_a_technique_that_was_played_is_called_untried():
-    ladder = SimpleNamespace(
-        rows=[],
+    ladder = ended(
         played={"torch_compile mode=default"},
-        notes=[],
-        passed_over={},
-        unscreened=[],
-        scans=SimpleNamespace(notes=list),
         refused={"torch_compile mode=max-autotune": "no compiler"},
-        trial_s=1.0,
-        cost_s=6.0,
-        history=SimpleNamespace(takes_turns=False),
-        confirm_pairs=3,
-        search=SimpleNamespace(only=()),
-        stopped="budget",
     )
     choices = [
         Choice(technique="torch_compile", settings={"mode": mode})
@@ -207,21 +216,7 @@ def test_what_a_screen_had_no_time_for_is_called_untried():
         SimpleNamespace(choice=Choice(technique=name), ratio=1.2)
         for name in ("torch_compile", "bf16_autocast")
     )
-    ladder = SimpleNamespace(
-        rows=[],
-        played={"bf16_autocast"},
-        notes=[],
-        passed_over={},
-        unscreened=[compiler, tried],
-        scans=SimpleNamespace(notes=list),
-        refused={},
-        trial_s=1.0,
-        cost_s=6.0,
-        history=SimpleNamespace(takes_turns=False),
-        confirm_pairs=3,
-        search=SimpleNamespace(only=()),
-        stopped="budget",
-    )
+    ladder = ended(played={"bf16_autocast"}, unscreened=[compiler, tried])
 
     climbing._note_untried(ladder, [])
 
@@ -232,16 +227,7 @@ def test_what_a_screen_had_no_time_for_is_called_untried():
 def test_what_noise_would_hide_is_told_apart_from_what_is_impossible():
     bound = words("row.bound", phases="data wait", share="20.0", ratio="1.25")
     hidden = words("row.bound_in_noise", why=bound, ratio=times(2.0))
-    ladder = SimpleNamespace(
-        rows=[],
-        played=set(),
-        notes=[],
-        passed_over={"ram_cache": hidden, "fused_optimizer": bound},
-        unscreened=[],
-        scans=SimpleNamespace(notes=list),
-        search=SimpleNamespace(only=()),
-        stopped="budget",
-    )
+    ladder = ended(passed_over={"ram_cache": hidden, "fused_optimizer": bound})
 
     climbing._note_untried(ladder, [])
 

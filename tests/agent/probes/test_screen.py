@@ -77,8 +77,7 @@ def test_a_technique_on_the_data_is_switched_where_the_samples_are_made(workers)
         for is_on in (False, True)
     }
     assert min(map(len, steps_s.values())) >= 2
-    # Four samples of three milliseconds: half of them in each of two workers.
-    assert min(steps_s[False]) > 0.012 / max(1, workers)
+    # Four samples of 20 ms against none: far apart, however busy the machine.
     assert statistics.median(steps_s[True]) < 0.5 * statistics.median(steps_s[False])
 
 
