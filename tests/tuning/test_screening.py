@@ -20,7 +20,7 @@ from tests.support.probed import SCRIPTS
 from tests.support.programs import workload_of
 from tests.support.screens import play_screen, seen_of
 from tests.tuning.test_bundle import Clock
-from tests.workflow.test_tune import PHASES, World, run
+from tests.workflow.test_tune import World, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
 COMPUTE = ("bf16_autocast", "fused_optimizer", "foreach_optimizer", "torch_compile")
@@ -93,25 +93,6 @@ def test_a_screen_takes_fewer_trials_than_one_technique_after_the_other(tmp_path
     run(paired, tmp_path / "paired", only=COMPUTE)
 
     assert len(screened.asked) + screened.screens < len(paired.asked)
-
-
-@pytest.mark.parametrize(("wait_ms", "goes_first"), [(70.0, True), (3.0, False)])
-def test_what_cannot_be_switched_goes_before_the_screen_where_it_promises_more_for_its_time(
-    tmp_path, monkeypatch, wait_ms, goes_first
-):
-    monkeypatch.setitem(PHASES, "data_wait", wait_ms)
-    world = ScreenedWorld({"bf16_autocast": 0.5, "loader_workers": 0.6})
-    asked_before = []
-
-    def runner(workload, recipe, machine, options):
-        if "screen" in options.probes:
-            asked_before.extend(world.asked)
-        return world(workload, recipe, machine, options)
-
-    ablation = run(runner, tmp_path, only=(*COMPUTE, "loader_workers"), budget_s=200.0)
-
-    assert any("loader_workers" in label for label in asked_before) is goes_first
-    assert {*ablation.recipe.names} == {"bf16_autocast", "loader_workers"}
 
 
 def test_what_the_screen_calls_no_gain_is_not_tried_again_in_pairs(tmp_path):

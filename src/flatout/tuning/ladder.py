@@ -11,11 +11,9 @@ from dataclasses import replace
 
 from flatout.analysis.loader_faults import fewer_workers
 from flatout.records.ablation import Verdict
-from flatout.records.catalogue import technique_class
 from flatout.records.messages import Text, code_of, joined, times, words
 from flatout.records.profile import Profile
 from flatout.records.statistics import Decision, Rule
-from flatout.records.technique import can_switch
 from flatout.records.trial import Trial
 from flatout.records.units import format_duration
 from flatout.tuning.bundle import WORTH, all_of, is_time_short, settle_together, try_bundle
@@ -46,10 +44,9 @@ PROMISING = 1.01
 def climb(ladder: TuningState) -> Asking[None]:
     """Screen what can be switched, try the others one by one, then those that are still open.
 
-    What was seen to help together goes first as one, and then what cannot be switched, before the
-    screen where it promises more for its time: a screen of the computation shows little while the
-    step waits for data. With too little time for both proofs the pair is on all through the screen,
-    and one race proves all of it.
+    What was seen to help together goes first as one, before the screen where it promises more for
+    its time: a screen of the computation shows little while the step waits for data. With too
+    little time for both proofs it is on all through the screen, and one race proves all of it.
     Where nothing can be screened, the techniques on the computation are played as one then. Those
     that stay open are played together as soon as that promises more for its time than the next one.
     """
@@ -66,8 +63,6 @@ def climb(ladder: TuningState) -> Asking[None]:
     if goes_first and not is_on:
         viable = [] if can_screen(ladder, ranked) else _viable(ladder, looked, tried)
         yield from try_bundle(ladder, viable, pair, tried)
-    if not is_on:
-        ranked = yield from _try_before_screen(ladder, tried)
     tried |= yield from screen_first(ladder, ranked, pair if is_on else ())
     too_late: list[Candidate] = []
     while True:
@@ -94,28 +89,6 @@ def climb(ladder: TuningState) -> Asking[None]:
     yield from _try_longer(ladder)
     yield from _try_again(ladder)
     _note_untried(ladder, too_late)
-
-
-def _try_before_screen(ladder: TuningState, tried: set[str]) -> Asking[list[Candidate]]:
-    """Try what cannot be switched while it promises more for its time than a screen of the others.
-
-    Return the candidates after that.
-    """
-    while True:
-        looked = yield from _looked(ladder)
-        ranked = rank(looked, ladder.search, ladder.experience)
-        viable = _viable(ladder, looked, tried)
-        first = next(
-            (x for x in viable if not can_switch(technique_class(x.choice.technique))), None
-        )
-        if (
-            first is None
-            or not can_screen(ladder, ranked)
-            or first.hope_per_s <= screen_hope_per_s(ladder, ranked)
-            or _comes_too_late(ladder, first)
-        ):
-            return ranked
-        yield from _try(ladder, first, tried)
 
 
 def _is_cut_short(ladder: TuningState) -> bool:
