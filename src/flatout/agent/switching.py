@@ -85,7 +85,7 @@ class FetcherSwitches:
         """By label; those of the recipe that is screened act before them."""
         self.in_flight = 0
         """Batches that workers may have made ahead."""
-        self._wanted = mmap.mmap(-1, max(1, len(techniques)))
+        self._wanted = mmap.mmap(-1, max(1, len(self.techniques)))
         self._pid = os.getpid()
         session.techniques = (*session.techniques, *self.techniques.values())
 

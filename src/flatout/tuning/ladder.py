@@ -78,13 +78,15 @@ def climb(ladder: TuningState) -> Asking[None]:
         if ladder.has_time() and _hope_per_s(ladder) > max(0.0, candidate.hope_per_s):
             yield from _try_together(ladder)
             continue
+        tried.add(candidate.choice.label)
         if _comes_too_late(ladder, candidate):
-            tried.add(candidate.choice.label)
             if candidate.is_promising:
                 ladder.stopped = _end_of_time(ladder, candidate)
             too_late.append(candidate)
             continue
-        yield from _try(ladder, candidate, tried)
+        failure = yield from _try(ladder, candidate)
+        if failure is not None:
+            tried.add((yield from _try_fewer(ladder, candidate, failure)))
     yield from _try_together(ladder)
     yield from _try_longer(ladder)
     yield from _try_again(ladder)
@@ -208,27 +210,19 @@ def _viable(ladder: TuningState, looked: Profile, tried: set[str]) -> list[Candi
     return found
 
 
-def _play_fewer(ladder: TuningState, candidate: Candidate, failure: Trial) -> Asking[str]:
-    """Play half of the workers that died or hung; return what was played, or ""."""
+def _try_fewer(ladder: TuningState, candidate: Candidate, failure: Trial) -> Asking[str]:
+    """Try workers that died or hung once more with half of them; return what was tried, or ""."""
     fewer = fewer_workers(failure.recipe, failure.details.get("fault"))
     if fewer is None or candidate.choice.technique != fewer.technique or not ladder.has_time():
         return ""
     row = ladder.rows[-1]
     again = words("row.again", n=str(fewer.settings["num_workers"]))
     ladder.rows[-1] = replace(row, why=joined(row.why, again))
-    yield from _play(ladder, replace(candidate, choice=fewer))
+    yield from _try(ladder, replace(candidate, choice=fewer))
     return fewer.label
 
 
-def _try(ladder: TuningState, candidate: Candidate, tried: set[str]) -> Asking[None]:
-    """Play one candidate, and workers that died or hung once more with half of them."""
-    tried.add(candidate.choice.label)
-    failure = yield from _play(ladder, candidate)
-    if failure is not None:
-        tried.add((yield from _play_fewer(ladder, candidate, failure)))
-
-
-def _play(ladder: TuningState, candidate: Candidate) -> Asking[Trial | None]:
+def _try(ladder: TuningState, candidate: Candidate) -> Asking[Trial | None]:
     """Play one candidate against the recipe so far; keep it if it is faster and proven right.
 
     A technique that does not look faster in the first pairs may have made another one worth trying:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from flatout.agent.probes.turns import WARM_TURNS
+from flatout.agent.probes.turns import MEDIAN, WARM_TURNS
 from flatout.launch.trial_process import SharedRun, hold_folder_of
 from flatout.records.machine import Machine
 from flatout.records.recipe import Recipe
@@ -35,8 +35,6 @@ PRIOR_FREEDOM = 4
 MOST_FREEDOM = 20
 """Degrees of freedom of turns and processes at most: with this, processes that differ by 7 % make
 0.7 % of equal recipes look like a gain (simulated, turns of 20 %)."""
-MEDIAN = math.pi / 2
-"""The variance of a median of normal numbers against that of their mean."""
 
 
 def can_take_turns(trial: Trial, machine: Machine) -> bool:

@@ -35,6 +35,8 @@ WARM_TURNS = 2
 SURE = 0.03
 """Standard error of the middle turn, in logs, from which no more are wanted: two equal processes
 differ by as much whatever their turns say."""
+MEDIAN = math.pi / 2
+"""The variance of a median of normal numbers against that of their mean."""
 MORE, ENOUGH = b"+", b"."
 RESTING = {
     *("TMonitor", "_RefreshThread", "_TrackThread"),
@@ -131,8 +133,7 @@ def wants_more(turns_s: Sequence[float]) -> bool:
     if not FEWEST_TURNS <= len(turns_s) < MOST_TURNS:
         return len(turns_s) < FEWEST_TURNS
     logs = [math.log(turn_s) for turn_s in turns_s[WARM_TURNS:]]
-    # The variance of a median of normal numbers against that of their mean.
-    return math.sqrt(math.pi / 2 * statistics.variance(logs) / len(logs)) > SURE
+    return math.sqrt(MEDIAN * statistics.variance(logs) / len(logs)) > SURE
 
 
 def _rests(thread: threading.Thread) -> bool:
